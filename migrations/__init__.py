@@ -1,0 +1,1 @@
+"""Database migrations, one package per Django app (settings.MIGRATION_MODULES)."""

@@ -1,0 +1,1 @@
+"""The engine: `python -m workers run` trains; nothing here knows Django."""

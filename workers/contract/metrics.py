@@ -1,0 +1,93 @@
+"""The catalogue of metrics: every name the engine may emit, with unit and meaning. Pages, docs and tests read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Group = Literal["reward", "flow", "staleness", "sync", "loss", "throughput", "evaluation", "time", "samples"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One series. `overview` puts it on the run page's first screen."""
+
+    name: str
+    title: str
+    unit: str
+    group: Group
+    description: str
+    overview: bool = False
+
+
+def _table(*rows: Metric) -> dict[str, Metric]:
+    return {row.name: row for row in rows}
+
+
+CATALOGUE: dict[str, Metric] = _table(
+    Metric(
+        "reward/mean", "Train reward", "", "reward", "Mean reward of the samples trained in the step; failed samples are not in it.", True
+    ),
+    Metric("reward/std", "Reward spread", "", "reward", "Standard deviation of those rewards."),
+    Metric(
+        "reward/zero_variance_share",
+        "Groups of equal rewards",
+        "share",
+        "reward",
+        "Share of the step's groups in which every reward is the same: they teach nothing.",
+    ),
+    Metric("reward/truncated_share", "Truncated samples", "share", "reward", "Share of samples cut at max_new_tokens."),
+    Metric("reward/completion_tokens", "Completion length", "tokens", "reward", "Mean number of tokens a completion."),
+    Metric("eval/reward_mean", "Held-out reward", "", "evaluation", "Mean reward on held-out prompts at one pinned version.", True),
+    Metric("buffer/depth", "Buffer depth", "groups", "flow", "Complete groups waiting for the trainer.", True),
+    Metric("flow/in_flight", "Samples in flight", "samples", "flow", "Samples dispatched and neither buffered, trained, dropped nor lost."),
+    Metric("flow/running", "Busy slots", "samples", "flow", "Samples being decoded."),
+    Metric(
+        "lag/mean", "Lag, mean", "versions", "staleness", "Mean over trained tokens of version trained minus version that sampled.", True
+    ),
+    Metric("lag/max", "Lag, largest", "versions", "staleness", "Largest lag of a trained token.", True),
+    Metric(
+        "lag/versions_per_sample", "Versions a sample", "versions", "staleness", "Mean number of policy versions within one trained sample."
+    ),
+    Metric("sync/pause_s", "Sync pause", "s", "sync", "Extra gap between two decode steps caused by a weight change.", True),
+    Metric("sync/latency_s", "Sync latency", "s", "sync", "From the start of a publish until every engine serves the new version.", True),
+    Metric("sync/export_s", "Sync: export", "s", "sync", "Trainer writes and hashes the payload."),
+    Metric("sync/transfer_s", "Sync: transfer", "s", "sync", "Engines read the payload and check its digest."),
+    Metric("sync/apply_s", "Sync: apply", "s", "sync", "From staged until the pointer is flipped."),
+    Metric("sync/bytes", "Sync payload", "bytes", "sync", "Bytes of one publish."),
+    Metric("loss/policy", "Policy loss", "", "loss", "The aggregated policy loss."),
+    Metric("loss/grad_norm", "Gradient norm", "", "loss", "Global norm before clipping.", True),
+    Metric("loss/learning_rate", "Learning rate", "", "loss", "Of the optimizer's last step."),
+    Metric("loss/entropy", "Entropy", "nats", "loss", "Mean entropy of the trainer's distribution at sampling temperature.", True),
+    Metric("loss/clip_share", "Clipped tokens", "share", "loss", "Share of loss tokens whose gradient the clip removes."),
+    Metric(
+        "loss/kl_mismatch",
+        "Engine/trainer gap (k3)",
+        "nats",
+        "loss",
+        "mean(w - 1 - log w), w = exp(trainer - engine): how far the two disagree about the same tokens.",
+        True,
+    ),
+    Metric(
+        "loss/mismatch_mean_abs",
+        "Engine/trainer gap",
+        "nats",
+        "loss",
+        "Mean absolute difference of trainer's and engine's log-prob at lag 0 tokens and older alike.",
+    ),
+    Metric("loss/weight_max", "Largest importance weight", "", "loss", "Largest exp(trainer - engine) before the cap."),
+    Metric("loss/ess", "Effective sample share", "share", "loss", "(sum w)^2 / (S sum w^2) over loss tokens."),
+    Metric("loss/skipped_steps", "Skipped steps", "steps", "loss", "Optimizer steps skipped for a non-finite loss or gradient, so far."),
+    Metric("throughput/samples_per_s", "Samples a second", "1/s", "throughput", "Samples trained a second, over the last step.", True),
+    Metric("throughput/tokens_per_s", "Tokens a second", "1/s", "throughput", "Completion tokens trained a second, over the last step."),
+    Metric("throughput/decode_tokens_per_s", "Decode rate", "1/s", "throughput", "Tokens the engine produced a second of decoding."),
+    Metric("time/step_s", "Step time", "s", "time", "Wall time from one trained batch to the next."),
+    Metric("time/train_s", "Train time", "s", "time", "Forward, backward and optimizer of the step."),
+    Metric("time/wait_s", "Trainer waited", "s", "time", "Time the trainer waited for the batch."),
+    Metric("samples/trained", "Samples trained", "samples", "samples", "So far."),
+    Metric("samples/dropped", "Samples dropped", "samples", "samples", "So far, for whatever reason."),
+    Metric("samples/tokens", "Tokens trained", "tokens", "samples", "Completion tokens so far."),
+    Metric("system/driver_rss", "Driver memory", "bytes", "time", "Resident memory of the driver."),
+    Metric("system/trainer_rss", "Trainer memory", "bytes", "time", "Resident memory of the trainer."),
+    Metric("system/generator_rss", "Engine memory", "bytes", "time", "Resident memory of the inference engine."),
+)
