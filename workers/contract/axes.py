@@ -7,7 +7,7 @@ from typing import Literal, get_args
 OrchestrationKind = Literal["asyncio", "ray"]
 BufferKind = Literal["bounded"]
 BufferUnit = Literal["group"]
-TransportKind = Literal["shared_memory", "filesystem", "object_store"]
+TransportKind = Literal["shared_memory", "filesystem"]
 PayloadKind = Literal["adapter"]
 InterruptKind = Literal["forward_pass"]
 KvAfter = Literal["keep", "recompute"]
@@ -41,7 +41,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     "transport": {
         "shared_memory": "The trainer writes the payload once into POSIX shared memory; engines on the same host read it there.",
         "filesystem": "The payload is a safetensors file, written aside, synced and renamed; engines read it by path.",
-        "object_store": "The payload goes through Ray's object store, to engines on any node of the cluster.",
     },
     "interrupt": {
         "forward_pass": "New weights are staged while decoding goes on; the pointer is flipped between two forward passes.",

@@ -1,0 +1,179 @@
+"""The nouns of the flow: Prompt -> SampleRequest -> Rollout -> Sample -> Group -> Batch -> StepResult, and Manifest.
+
+Plain data without torch: every record crosses process borders as a dictionary of JSON-like values (`to_wire`/`from_wire`).
+Ids are stable: a sample keeps (group id, index) through resubmission, recycling and resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+FinishReason = Literal["stop", "length", "abort"]
+Purpose = Literal["train", "evaluation"]
+T = TypeVar("T")
+
+
+def to_wire(record: Any) -> Any:
+    """A record as nested dictionaries and lists."""
+    if hasattr(record, "__dataclass_fields__"):
+        return {item.name: to_wire(getattr(record, item.name)) for item in fields(record)}
+    if isinstance(record, list | tuple):
+        return record if not record or isinstance(record[0], int | float | str) else [to_wire(item) for item in record]
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question, rendered and tokenised once, at dispatch. From here on only token ids travel."""
+
+    id: str  # "<dataset>:<index>"; evaluation prompts "<dataset>:eval:<index>"
+    index: int
+    text: str  # the user's turn, for people to read
+    token_ids: list[int]  # chat template applied, generation prompt added
+    answer: Any = None  # what the verifier compares with, for people to read
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One completion slot to be filled by an engine. `key` seeds the slot's private stream of random numbers."""
+
+    id: str  # "<group id>/<index>"
+    group_id: str
+    index: int
+    prompt_ids: list[int]
+    key: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: list[int] = field(default_factory=list)
+    purpose: Purpose = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What an engine returns. The three lists have one entry per generated token (end-of-sequence included).
+
+    logprobs: natural log of the sampling distribution (after temperature and truncation) at the token drawn;
+    versions: the policy version whose forward pass produced the token's logits.
+    """
+
+    id: str
+    group_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+    engine: str = ""
+    seconds: float = 0.0  # from admission to the last token
+
+
+@dataclass(slots=True)
+class Sample:
+    """A rollout with its judgement. reward None: scoring failed (see `error`); it is never 0 for that."""
+
+    rollout: Rollout
+    text: str = ""
+    answer: str | None = None
+    reward: float | None = None
+    error: str | None = None
+    advantage: float | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.rollout.finish_reason == "length"
+
+
+@dataclass(slots=True)
+class Group:
+    """All samples of one prompt; the unit that the buffer holds. Complete when every slot has a scored sample."""
+
+    id: str
+    prompt: Prompt
+    dispatched_version: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def oldest_version(self) -> int:
+        return min(min(sample.rollout.versions) for sample in self.samples)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [sample.reward for sample in self.samples if sample.reward is not None]
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one call of the trainer consumes: whole groups, in a fixed order."""
+
+    step: int  # the step this batch will finish
+    version: int  # the version of the weights being trained
+    groups: list[Group]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the trainer says of one batch. `advantages` and `logprobs` are by sample id; logprobs are the trainer's, recomputed."""
+
+    step: int
+    metrics: dict[str, float]
+    advantages: dict[str, float]
+    logprobs: dict[str, list[float]]
+    skipped: bool = False  # non-finite loss or gradient: no optimizer step was taken
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One published payload. digest: sha256 over the tensors' bytes in canonical name order; handle: where to read it."""
+
+    version: int
+    digest: str
+    bytes: int
+    payload: str
+    transport: str
+    handle: dict[str, Any]
+    export_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """An engine's answer to an update, given only after its digest agreed and the pointer was flipped. Seconds."""
+
+    version: int
+    digest: str
+    transfer_s: float
+    apply_s: float
+    pause_s: float  # extra gap between two decode steps
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine's load, for routing and the page."""
+
+    version: int
+    running: int
+    waiting: int
+    slots: int
+    generated_tokens: int  # since start
+    decode_s: float  # seconds spent in decode steps since start
+    rss: int
+
+
+_NESTED: dict[type, dict[str, type]] = {
+    Sample: {"rollout": Rollout},
+    Group: {"prompt": Prompt, "samples": Sample},
+    Batch: {"groups": Group},
+}
+
+
+def from_wire(kind: type[T], data: dict[str, Any]) -> T:
+    """The record that `to_wire` took apart. Raises TypeError on unknown or missing fields."""
+    values = dict(data)
+    for name, inner in _NESTED.get(kind, {}).items():
+        given = values[name]
+        values[name] = [from_wire(inner, item) for item in given] if isinstance(given, list) else from_wire(inner, given)
+    return kind(**values)
