@@ -1,0 +1,73 @@
+// On every page: theme toggle, shortcuts, times in the reader's zone, confirmations.
+import { ago, when } from "./format.js";
+
+const root = document.documentElement;
+
+function currentTheme() {
+  return root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+function toggleTheme() {
+  const next = currentTheme() === "dark" ? "light" : "dark";
+  root.dataset.theme = next;
+  try {
+    localStorage.setItem("headrace-theme", next);
+  } catch (error) {
+    console.info("The theme holds for this page only:", error.message);
+  }
+  document.dispatchEvent(new CustomEvent("themechange"));
+}
+
+export function refreshTimes(scope = document) {
+  for (const node of scope.querySelectorAll("time[datetime]")) {
+    const date = new Date(node.dateTime);
+    node.title = when(date);
+    node.textContent = node.dataset.full === undefined ? ago(date) : when(date);
+  }
+}
+
+const drawer = document.getElementById("shortcuts");
+function openDrawer() {
+  if (drawer && !drawer.open) drawer.showModal();
+}
+
+const jumps = { r: "/runs/", n: "/runs/new/", a: "/help/axes/" };
+let prefix = 0;
+
+function onKey(event) {
+  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key === "Escape" && typing) return typing.blur();
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "?") return openDrawer();
+  if (event.key === "t") return toggleTheme();
+  if (event.key === "/") {
+    const search = document.querySelector("[data-search]");
+    if (search) {
+      event.preventDefault();
+      search.focus();
+    }
+    return;
+  }
+  if (event.key === "g") {
+    prefix = Date.now();
+    return;
+  }
+  if (Date.now() - prefix < 1200 && jumps[event.key]) location.href = jumps[event.key];
+  prefix = 0;
+}
+
+document.addEventListener("keydown", onKey);
+document.addEventListener("click", (event) => {
+  if (event.target.closest("[data-theme-toggle]")) toggleTheme();
+  if (event.target.closest("[data-shortcuts]")) openDrawer();
+  if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
+  if (event.target === drawer) drawer.close();
+});
+document.addEventListener("submit", (event) => {
+  const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;
+  if (question && !window.confirm(question)) event.preventDefault();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new CustomEvent("themechange")));
+
+refreshTimes();
+setInterval(refreshTimes, 20000);
