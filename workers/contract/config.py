@@ -72,7 +72,8 @@ class Environment(Block):
     answer: Literal["last_number", "answer_tag", "last_line", "whole"] = Field(
         "last_number",
         title="Answer extraction",
-        description="What is handed to the verifier: the last number, the text between <answer> tags, the last non-empty line, or the whole completion.",
+        description="What is handed to the verifier: the last number, the text in <answer> tags,"
+        " the last non-empty line, or the whole completion.",
         json_schema_extra=main(),
     )
     verifier: Literal["exact", "number", "contains"] = Field(
@@ -168,7 +169,8 @@ class Loss(Block):
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum_constant"] = Field(
         "token_mean",
         title="Aggregation",
-        description="token_mean: all tokens of the batch weigh the same (DAPO). sequence_mean: all samples do (GRPO). sequence_sum_constant: divided by samples x max_new_tokens (Dr. GRPO).",
+        description="token_mean: all tokens of the batch weigh the same (DAPO). sequence_mean: all samples do (GRPO)."
+        " sequence_sum_constant: divided by samples x max_new_tokens (Dr. GRPO).",
     )
     anchor: Literal["old", "rollout"] = Field(
         "old",
@@ -267,6 +269,15 @@ class Interrupt(Block):
     )
 
 
+class DepthBound(Block):
+    """Throttles dispatch: how many samples may be under way (in flight and buffered) at once. Not a lag."""
+
+    value: float = Field(gt=0, le=1e6, title="Under way at most", description="Counted in `unit`. One batch: the synchronous design.")
+    unit: Literal["samples", "batches"] = Field(
+        "batches", title="Unit", description="What `value` counts: samples, or batches of the trainer."
+    )
+
+
 class Staleness(Block):
     """How old a sample may be."""
 
@@ -280,6 +291,9 @@ class Staleness(Block):
     )
     lag_from: axes.LagFrom = Field(
         "oldest_token", title="Lag counted from", description="The oldest token of the group, or the version at dispatch."
+    )
+    depth_bound: DepthBound | None = Field(
+        None, title="Depth bound", description="Throttles dispatch to this much work under way. Empty: only slots and buffer bound it."
     )
     over_limit: axes.OverLimit = Field("drop", title="Over the limit", description="What happens to a group that is too old.")
 
