@@ -1,0 +1,1 @@
+"""REST, from the same pydantic models as the engine: worker ingest, runs, configs, uploads."""

@@ -1,0 +1,1 @@
+"""Launching and watching jobs: Celery tasks, the launcher, the reconciler."""

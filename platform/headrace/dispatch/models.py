@@ -1,0 +1,59 @@
+"""Where runs are sent, how long their traces are kept, and who reconciles."""
+
+from django.db import models
+
+from headrace.identifiers import WithPublicId
+from headrace.teams.models import Team
+from headrace.teams.scoping import TeamScopedManager, UnscopedManager
+
+
+class Cluster(WithPublicId):
+    """A Ray cluster. Everyone who may launch on a cluster trusts everyone else who may: give teams their own."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="clusters", null=True, blank=True)
+    name = models.CharField(max_length=100)
+    address = models.CharField(max_length=500, help_text="Base URL of the dashboard, where the Jobs API listens.")
+    token_file = models.CharField(max_length=1000, blank=True, default="", help_text="Path of the cluster token, mode 0600.")
+    is_default = models.BooleanField(default=False)
+    capacity = models.JSONField(default=dict, blank=True)
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    unscoped = UnscopedManager()
+    objects = TeamScopedManager()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="cluster_name_once", nulls_distinct=False)]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class RetentionPolicy(models.Model):
+    """How many days a team's traces are kept. Null: for ever."""
+
+    team = models.OneToOneField(Team, on_delete=models.CASCADE, related_name="retention")
+    events_days = models.PositiveIntegerField(null=True, blank=True)
+    samples_days = models.PositiveIntegerField(null=True, blank=True)
+    logs_days = models.PositiveIntegerField(null=True, blank=True)
+    checkpoints_days = models.PositiveIntegerField(null=True, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    unscoped = UnscopedManager()
+    objects = TeamScopedManager()
+
+    def __str__(self) -> str:
+        return f"retention of {self.team_id}"
+
+
+class ReconcilerLease(models.Model):
+    """Who reconciles now. Taken by compare-and-set; the fence grows with every change of holder."""
+
+    name = models.CharField(max_length=40, unique=True, default="reconciler")
+    holder = models.CharField(max_length=200, blank=True, default="")
+    fence = models.PositiveBigIntegerField(default=0)
+    acquired_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} held by {self.holder or 'nobody'} (fence {self.fence})"

@@ -1,0 +1,1 @@
+"""What runs emit: ingest, the series store, live consumers."""
