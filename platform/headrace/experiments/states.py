@@ -130,6 +130,14 @@ class StateGuarded(models.Model):
     class Meta:
         abstract = True
 
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.check_state_untouched()
+        if not self._state.adding and not _writing.get():
+            # An ordinary save never writes the state columns: a copy loaded before a transition must not undo it.
+            kwargs["update_fields"] = self._fields_to_save(kwargs.get("update_fields"))
+        super().save(*args, **kwargs)
+        self._loaded_state = self.__dict__.get("state")
+
     @classmethod
     def from_db(cls, db: str | None, field_names: Any, values: Any) -> Any:
         instance = super().from_db(db, field_names, values)
@@ -139,14 +147,6 @@ class StateGuarded(models.Model):
 
     def refresh_from_db(self, *args: Any, **kwargs: Any) -> None:
         super().refresh_from_db(*args, **kwargs)
-        self._loaded_state = self.__dict__.get("state")
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        self.check_state_untouched()
-        if not self._state.adding and not _writing.get():
-            # An ordinary save never writes the state columns: a copy loaded before a transition must not undo it.
-            kwargs["update_fields"] = self._fields_to_save(kwargs.get("update_fields"))
-        super().save(*args, **kwargs)
         self._loaded_state = self.__dict__.get("state")
 
     def check_state_untouched(self) -> None:

@@ -1,0 +1,39 @@
+"""Settings for every test, set before Django is configured. Light: nothing heavy is imported here."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_DATA_DIR = Path(tempfile.mkdtemp(prefix="headrace-tests-"))
+
+# The tests' own world: nothing of the caller's environment leaks in, and nothing is written outside _DATA_DIR.
+for _name in [name for name in os.environ if name.startswith("HEADRACE_") and not name.startswith("HEADRACE_TEST_")]:
+    del os.environ[_name]
+# Set here, not in pyproject.toml: pytest-django would read the settings before this file has run.
+os.environ["DJANGO_SETTINGS_MODULE"] = "headrace.settings"
+os.environ["HEADRACE_DATA_DIR"] = str(_DATA_DIR)
+os.environ["HEADRACE_SECRET_KEY"] = "only-for-tests-" + "0123456789abcdefghijklmnopqrstuvwxyz" * 2
+os.environ["HEADRACE_LOG_LEVEL"] = "WARNING"
+if "HEADRACE_TEST_DATABASE_URL" in os.environ:
+    os.environ["HEADRACE_DATABASE_URL"] = os.environ["HEADRACE_TEST_DATABASE_URL"]
+
+
+def pytest_configure() -> None:
+    """Before collection, so that test files may import models at their top."""
+    import django
+
+    django.setup()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_DATA_DIR, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Iterator[Path]:
+    """HEADRACE_DATA_DIR of this session."""
+    yield _DATA_DIR

@@ -1,0 +1,59 @@
+"""The database under Django: library version, locking, durability, migrations."""
+
+import subprocess
+import sys
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from headrace.sqlite import MINIMUM_VERSION
+
+pytestmark = pytest.mark.django_db
+
+sqlite_only = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="another database was chosen by HEADRACE_TEST_DATABASE_URL")
+
+
+@sqlite_only
+def test_sqlite_under_django_is_free_of_the_wal_reset_bug() -> None:
+    with connection.cursor() as cursor:
+        version = cursor.execute("select sqlite_version()").fetchone()[0]
+    assert tuple(map(int, version.split("."))) >= MINIMUM_VERSION
+
+
+@sqlite_only
+def test_the_whole_process_uses_one_sqlite() -> None:
+    import sqlite3
+
+    from django.db.backends.sqlite3.base import Database
+
+    assert sqlite3.sqlite_version == Database.sqlite_version
+
+
+@sqlite_only
+def test_wal_full_and_immediate() -> None:
+    with connection.cursor() as cursor:
+        assert cursor.execute("pragma journal_mode").fetchone()[0] == "wal"
+        assert cursor.execute("pragma synchronous").fetchone()[0] == 2
+        assert cursor.execute("pragma busy_timeout").fetchone()[0] == 20_000
+        assert cursor.execute("pragma foreign_keys").fetchone()[0] == 1
+    assert connection.transaction_mode == "IMMEDIATE"
+
+
+def test_an_old_sqlite_is_refused() -> None:
+    """In a process of its own, where the wheel is hidden and the minimum is set above whatever Python carries."""
+    code = (
+        "import importlib.util, headrace.sqlite\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'pysqlite3' else find(name, package)\n"
+        "headrace.sqlite.MINIMUM_VERSION = (99, 0, 0)\n"
+        "import headrace.sqlite.base\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "WAL-reset" in done.stderr
+    assert "pip install" in done.stderr
+
+
+def test_models_and_migrations_agree() -> None:
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
