@@ -1,0 +1,123 @@
+"""The way back from a submitted form: strict nested data for the config, and every fault mapped to its field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from headrace.schema_form import Field, Submitted, as_text, fields_of, lookup
+
+Errors = dict[str, list[str]]
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def parse(schema: Mapping[str, Any], submitted: Submitted) -> tuple[dict[str, Any], Errors]:
+    """Nested data with the config's own types, and the faults found on the way. Called once per POST.
+
+    Fields that were not sent stay out, so the model's defaults hold. Limits are left to the model: one place judges.
+    """
+    data: dict[str, Any] = {}
+    errors: Errors = {}
+    for item in fields_of(schema).values():
+        absent_is_value = item.kind in ("boolean", "choices") and f"{item.path}.shown" in submitted
+        if item.path not in submitted and not absent_is_value:
+            continue
+        try:
+            value = _read(item, submitted)
+        except ValueError as fault:
+            errors.setdefault(item.path, []).append(str(fault))
+            continue
+        target = data
+        *parents, last = item.path.split(".")
+        for key in parents:
+            target = target.setdefault(key, {})
+        target[last] = value
+    if submitted.get("preset"):
+        data["preset"] = str(submitted.get("preset"))
+    return data, errors
+
+
+def _read(item: Field, submitted: Submitted) -> Any:
+    if item.kind == "choices":
+        return [str(entry) for entry in submitted.getlist(item.path)]
+    raw = str(submitted.get(item.path, "")).replace("\r\n", "\n")
+    if item.kind == "boolean":
+        return raw in ("on", "true")
+    if item.kind == "textarea":
+        return raw
+    raw = raw.strip()
+    if raw == "" and item.nullable:
+        return None
+    if item.kind == "json":
+        return _read_json(raw)
+    if item.kind in ("integer", "number"):
+        return _read_number(item, raw)
+    return raw
+
+
+def _read_json(raw: str) -> Any:
+    try:
+        value = json.loads(raw or "{}")
+    except json.JSONDecodeError as fault:
+        raise ValueError(
+            f'Not JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}. Write for example {{"min_terms": 2}}.'
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(f"A JSON object is needed, {type(value).__name__} was given. Put it between braces.")
+    return value
+
+
+def _read_number(item: Field, raw: str) -> int | float:
+    if raw == "":
+        raise ValueError("A number is needed here." + (f" {item.limits.capitalize()}." if item.limits else ""))
+    try:
+        return int(raw.replace("_", "")) if item.kind == "integer" else float(raw.replace("_", ""))
+    except ValueError:
+        wanted = "a whole number" if item.kind == "integer" else "a number"
+        raise ValueError(f"“{raw[:60]}” is not {wanted}. Write it with digits, for example {as_text(item, item.default) or '1'}.") from None
+
+
+def validate(model: type[Config], data: Mapping[str, Any]) -> tuple[Config | None, Errors]:
+    """The model, or its faults by dotted path. Paths of list items and options belong to their field."""
+    try:
+        return model.model_validate(dict(data)), {}
+    except ValidationError as fault:
+        known = fields_of(model.model_json_schema())
+        errors: Errors = {}
+        for entry in fault.errors(include_url=False):
+            errors.setdefault(_owner(known, entry["loc"]), []).append(_sentence(entry))
+        return None, errors
+
+
+def _owner(known: Mapping[str, Field], location: tuple[int | str, ...]) -> str:
+    """The longest known field path that a fault's location begins with; "" for the form as a whole."""
+    for end in range(len(location), 0, -1):
+        path = ".".join(str(part) for part in location[:end])
+        if path in known:
+            return path
+    return ""
+
+
+def _sentence(entry: Mapping[str, Any]) -> str:
+    """Limits and the value given, in one sentence; the input beside it is the cure."""
+    given = entry.get("input")
+    shown = "" if given is None or isinstance(given, dict | list) else f" Given: {str(given)[:60] or 'nothing'}."
+    text = str(entry["msg"]).removeprefix("Value error, ").replace("Input should be", "Must be").strip().rstrip(".")
+    return f"{text}.{shown}"
+
+
+def differences(schema: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Fields whose value differs: what a reader checks before a launch."""
+    rows = []
+    for item in fields_of(schema).values():
+        old, new = lookup(before, item.path), lookup(after, item.path)
+        if old != new:
+            rows.append({"path": item.path, "title": item.title, "before": _shown(old), "after": _shown(new)})
+    return rows
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else str(value)
