@@ -1,0 +1,75 @@
+"""What events do to runs: `started` sets them running, `checkpoint` records an artifact, `finished` ends them.
+
+Called inside ingest's transaction, after the events are stored. Repeats never reach it (ingest trims them), and a state that has
+moved on already is left alone, so a spool that arrives late cannot take a run back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils import timezone
+
+from headrace.experiments import lifecycle
+from headrace.experiments.models import Artifact, Attempt
+from headrace.telemetry.codec import Columns, Event, clean_text
+from headrace.telemetry.derive import Derived, clean_json
+from headrace.telemetry.problems import IngestProblem
+
+OUTCOMES = ("succeeded", "failed", "cancelled")
+ACTOR = "driver"
+
+
+def apply(attempt: Attempt, new: Columns, found: Derived, *, superseded: bool) -> None:
+    """Act on the new events. `superseded`: a later attempt exists; this one's own rows change, the run's state does not."""
+    if found.started is not None:
+        _started(attempt, found.started, superseded)
+    for event in new.events():
+        if event.kind == "checkpoint":
+            _checkpoint(attempt, event)
+    if found.finished is not None:
+        _finished(attempt, found.finished, superseded)
+
+
+def _started(attempt: Attempt, event: Event, superseded: bool) -> None:
+    data = clean_json(event.data)
+    provenance = data.pop("provenance", None)
+    attempt.provenance = {**(provenance if isinstance(provenance, dict) else {}), "resumed_from": None, **data}
+    attempt.started_at = attempt.started_at or timezone.now()
+    attempt.save(update_fields=["provenance", "started_at"])
+    lifecycle.attempt_started(attempt, superseded=superseded)
+
+
+def _checkpoint(attempt: Attempt, event: Event) -> None:
+    path = clean_text(event.data.get("path"), 1000)
+    if not path:
+        raise IngestProblem("a checkpoint needs a path", field="data.path", value=event.data.get("path"), cure="send its folder")
+    Artifact.unscoped.update_or_create(
+        attempt=attempt,
+        kind=Artifact.Kind.CHECKPOINT,
+        path=path,
+        defaults={
+            "team_id": attempt.team_id,
+            "run_id": attempt.run_id,
+            "bytes": _count(event.data.get("bytes")) or 0,
+            "sha256": clean_text(event.data.get("sha256"), 64),
+            "step": _count(event.data.get("step", event.step)),
+            "version": _count(event.data.get("version")),
+        },
+    )
+
+
+def _finished(attempt: Attempt, event: Event, superseded: bool) -> None:
+    outcome = event.data.get("outcome")
+    if outcome not in OUTCOMES:
+        raise IngestProblem("not an outcome", field="data.outcome", value=outcome, cure=f"one of {', '.join(OUTCOMES)}")
+    data = clean_json(event.data)
+    cause = data.get("cause") if isinstance(data.get("cause"), dict) else None
+    if cause is not None:
+        cause = {**cause, "log_tail": data.get("log_tail") or []}
+    summary = data.get("summary") if isinstance(data.get("summary"), dict) else {}
+    lifecycle.attempt_finished(attempt, outcome, cause=cause, summary=summary, superseded=superseded)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None

@@ -1,0 +1,138 @@
+"""Events come in here, each stored exactly once. Called by the REST route that drivers and `ship` post to.
+
+One transaction: lock the attempt's row, compare seq with its mark, store what is new, derive, move the mark. The caller gets the
+new mark and what the run's people ask of it. Telling the live pages happens after the commit and may fail without harm.
+"""
+
+from __future__ import annotations
+
+import hmac
+from datetime import datetime
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from headrace.experiments.models import Attempt
+from headrace.experiments.states import RunState
+from headrace.identifiers import hash_secret
+from headrace.telemetry import codec, effects, notify, store
+from headrace.telemetry.codec import Columns
+from headrace.telemetry.derive import derive
+from headrace.telemetry.frames import events_message
+from headrace.telemetry.models import EventBatch
+from headrace.telemetry.problems import Conflict, FencedOut, Gap
+from workers.contract.events import Control, IngestReply
+
+DEFAULT_NAMES_QUOTA = 2000
+
+
+def attempt_for_token(public_id: str, token: str, now: datetime | None = None) -> Attempt | None:
+    """The attempt this bearer token may append to, or None: unknown, expired, or another attempt's."""
+    attempt = Attempt.unscoped.filter(public_id=public_id).only("public_id", "token_hash", "token_expires").first()
+    given = hash_secret(token)
+    stored = attempt.token_hash if attempt else ""
+    # compared also when there is no attempt, so that both answers take the same time
+    if not hmac.compare_digest(given, stored or "0" * 64) or attempt is None or not stored:
+        return None
+    if attempt.token_expires is not None and attempt.token_expires <= (now or timezone.now()):
+        return None
+    return attempt
+
+
+def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool = False) -> IngestReply:
+    """Store the new part of a batch. `replay`: a spool sent after its attempt was superseded; it adds history and asks for nothing.
+
+    Raises Gap, Conflict, FencedOut, QuotaExceeded and other IngestProblems; then nothing of the batch is stored.
+    """
+    with transaction.atomic():
+        attempt = Attempt.unscoped.select_for_update(of=("self",)).select_related("run").get(public_id=attempt_public_id)
+        superseded = _check_fence(attempt, fence, replay)
+        new = _new_part(attempt, columns)
+        attempt.heartbeat_at = timezone.now()
+        changed = ["heartbeat_at"]
+        if new is not None:
+            _store(attempt, new, superseded=superseded)
+            changed.append("ingested_through")
+        attempt.save(update_fields=changed)
+        # effects may have moved the run on: its control is read afterwards
+        attempt.run.refresh_from_db(fields=["control", "state"])
+        return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt))
+
+
+def rebuild(attempt: Attempt) -> int:
+    """Derive everything of this attempt again from its events. Returns the number of batches read."""
+    with transaction.atomic():
+        attempt = Attempt.unscoped.select_for_update(of=("self",)).get(pk=attempt.pk)
+        store.clear(attempt)
+        batches = 0
+        stored = EventBatch.unscoped.filter(attempt=attempt).order_by("first_seq")
+        for batch in stored.iterator(chunk_size=16):
+            columns = codec.unpack(batch.body, batch.first_seq, batch.codec)
+            store.apply(attempt, derive(columns), batch.last_seq, names_quota=None)
+            batches += 1
+        return batches
+
+
+def _check_fence(attempt: Attempt, fence: int, replay: bool) -> bool:
+    """Whether a newer attempt exists. Raises FencedOut for a writer that must stop."""
+    current = Attempt.unscoped.filter(run_id=attempt.run_id).aggregate(value=Max("fence"))["value"]
+    superseded = attempt.fence < current
+    if fence != attempt.fence or (superseded and not replay):
+        raise FencedOut(fence, current)
+    return superseded
+
+
+def _new_part(attempt: Attempt, columns: Columns) -> Columns | None:
+    """The events beyond the mark, after those up to it have been compared with what is stored."""
+    mark = attempt.ingested_through
+    if columns.first_seq > mark + 1:
+        raise Gap(mark + 1, columns.first_seq)
+    if columns.first_seq <= mark:
+        _compare_overlap(attempt, columns, min(mark, columns.last_seq))
+    if columns.last_seq <= mark:
+        return None
+    return columns.between(mark + 1, columns.last_seq)
+
+
+def _compare_overlap(attempt: Attempt, columns: Columns, last: int) -> None:
+    first = columns.first_seq
+    overlapping = EventBatch.unscoped.filter(attempt=attempt, first_seq__lte=last, last_seq__gte=first).order_by("first_seq")
+    for batch in overlapping.iterator(chunk_size=16):
+        lo, hi = max(first, batch.first_seq), min(last, batch.last_seq)
+        came = columns.between(lo, hi)
+        if lo == batch.first_seq and hi == batch.last_seq and codec.digest(came) == batch.sha256:
+            continue
+        stored = codec.unpack(batch.body, batch.first_seq, batch.codec).between(lo, hi)
+        for mine, theirs in zip(stored.events(), came.events(), strict=True):
+            if codec.canonical_event(mine) != codec.canonical_event(theirs):
+                raise Conflict(mine.seq)
+
+
+def _store(attempt: Attempt, new: Columns, *, superseded: bool) -> None:
+    body, sha256 = codec.pack(new)
+    found = derive(new)
+    EventBatch.unscoped.create(
+        attempt=attempt,
+        first_seq=new.first_seq,
+        last_seq=new.last_seq,
+        t0=new.t[0],
+        t1=new.t[-1],
+        count=len(new),
+        codec=codec.CODEC,
+        body=body,
+        sha256=sha256,
+    )
+    quota = getattr(settings, "HEADRACE_MAX_SERIES_NAMES", DEFAULT_NAMES_QUOTA)
+    store.apply(attempt, found, new.last_seq, names_quota=quota)
+    attempt.ingested_through = new.last_seq
+    effects.apply(attempt, new, found, superseded=superseded)
+    notify.on_commit(attempt.run.public_id, events_message(attempt.number, new))
+
+
+def _control(attempt: Attempt) -> Control:
+    control = Control.model_validate(attempt.run.control or {})
+    if attempt.run.state == RunState.STOPPING:
+        return control.model_copy(update={"cancel": True})
+    return control

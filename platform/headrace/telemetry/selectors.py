@@ -1,0 +1,162 @@
+"""Reads for the run page. Every function takes a run (or attempt) whose access the caller has checked, and stays in its team."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Q
+
+from headrace.experiments.models import Attempt, Run, RunTransition
+from headrace.telemetry import codec
+from headrace.telemetry.models import EventBatch, LatestState, LogChunk, Sample
+from headrace.telemetry.store import read_log_lines
+from workers.contract.events import MAX_BATCH_EVENTS
+
+SNAPSHOT_SAMPLES = 24
+SNAPSHOT_LOG_LINES = 200
+MAX_SAMPLES = 200
+MAX_LOG_LINES = 2000
+_SAMPLE_FIELDS = (
+    *("seq", "t", "step", "group", "episode", "prompt_id", "index", "outcome", "drop_reason", "finish_reason"),
+    *("reward", "advantage", "version_min", "version_max", "version_trained"),
+    *("prompt", "completion", "answer_expected", "answer_given", "token_count"),
+)
+
+
+def current_attempt(run: Run) -> Attempt | None:
+    """The run's newest attempt."""
+    return Attempt.objects.for_team(run.team_id).filter(run=run).order_by("-number").first()
+
+
+def attempt_numbered(run: Run, number: int) -> Attempt | None:
+    """The run's attempt of this number."""
+    return Attempt.objects.for_team(run.team_id).filter(run=run, number=number).first()
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """The run as pages and API name it."""
+    budget = run.config.data.get("budget") if isinstance(run.config.data, dict) else None
+    return {
+        "id": run.public_id,
+        "name": run.name,
+        "state": run.state,
+        "state_since": run.state_since.isoformat(),
+        "created": run.created_at.isoformat(),
+        "source": run.source,
+        "preset": run.preset,
+        "seed": run.seed,
+        "project": run.project.slug,
+        "config_digest": run.config.digest,
+        "steps_total": budget.get("steps") if isinstance(budget, dict) else None,
+        "outcome_cause": run.outcome_cause,
+        "summary": run.summary,
+        "control": run.control,
+    }
+
+
+def attempt_summary(attempt: Attempt) -> dict[str, Any]:
+    """One attempt as pages and API name it."""
+    return {
+        "number": attempt.number,
+        "public_id": attempt.public_id,
+        "state": attempt.state,
+        "ingested_through": attempt.ingested_through,
+        "started": attempt.started_at.isoformat() if attempt.started_at else None,
+        "ended": attempt.ended_at.isoformat() if attempt.ended_at else None,
+        "heartbeat": attempt.heartbeat_at.isoformat() if attempt.heartbeat_at else None,
+        "exit_cause": attempt.exit_cause,
+    }
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """Everything the page shows before the first socket frame. `ingested_through` is read first: what comes later is refetched."""
+    attempt = current_attempt(run)
+    latest = LatestState.objects.for_team(run.team_id).filter(attempt=attempt).first() if attempt else None
+    attempts = Attempt.objects.for_team(run.team_id).filter(run=run).order_by("number")
+    transitions = RunTransition.objects.for_team(run.team_id).filter(run=run).order_by("at", "pk")
+    return {
+        "run": run_summary(run),
+        "attempt": attempt_summary(attempt) if attempt else None,
+        "attempts": [attempt_summary(row) for row in attempts],
+        "state": _flat(latest.state) if latest else None,
+        "phase": _flat(latest.phase) if latest else None,
+        "lag": _flat(latest.lag) if latest else None,
+        "syncs": [_flat(latest.sync)] if latest and latest.sync else [],
+        "checkpoint": _flat(latest.checkpoint) if latest else None,
+        "finished": _flat(latest.finished) if latest else None,
+        "evaluations": [_flat(row) for row in _evaluations(run)],
+        "samples": samples(run, limit=SNAPSHOT_SAMPLES),
+        "logs": logs(attempt, limit=SNAPSHOT_LOG_LINES) if attempt else [],
+        "transitions": [
+            {"from": row.from_state, "to": row.to_state, "at": row.at.isoformat(), "actor": row.actor, "cause": row.cause}
+            for row in transitions
+        ],
+        "provenance": attempt.provenance if attempt else {},
+    }
+
+
+def events(attempt: Attempt, after: int, limit: int) -> list[dict[str, Any]]:
+    """Stored events after seq `after`, oldest first; a sample's token columns are left to `sample_event`."""
+    limit = max(1, min(limit, MAX_BATCH_EVENTS))
+    found: list[dict[str, Any]] = []
+    stored = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, last_seq__gt=after).order_by("first_seq")
+    for batch in stored.iterator(chunk_size=8):
+        for event in codec.unpack(batch.body, batch.first_seq, batch.codec).events():
+            if event.seq > after:
+                row = event.as_dict()
+                row["data"] = {key: value for key, value in event.data.items() if not (event.kind == "sample" and key == "tokens")}
+                found.append(row)
+                if len(found) == limit:
+                    return found
+    return found
+
+
+def sample_event(attempt: Attempt, seq: int) -> dict[str, Any] | None:
+    """The whole event of one sample, tokens and log-probs included; None where seq is no stored sample."""
+    batch = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, first_seq__lte=seq, last_seq__gte=seq).first()
+    if batch is None:
+        return None
+    event = next(codec.unpack(batch.body, batch.first_seq, batch.codec).between(seq, seq).events())
+    return event.as_dict() if event.kind == "sample" else None
+
+
+def samples(run: Run, *, step: int | None = None, outcome: str = "", text: str = "", limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
+    """The newest samples of the run that fit, newest first."""
+    rows = Sample.objects.for_team(run.team_id).filter(attempt__run=run)
+    if step is not None:
+        rows = rows.filter(step=step)
+    if outcome:
+        rows = rows.filter(outcome=outcome)
+    if text:
+        rows = rows.filter(Q(prompt__icontains=text) | Q(completion__icontains=text) | Q(answer_given__icontains=text))
+    newest = rows.select_related("attempt").order_by("-attempt__number", "-seq")[: min(limit, MAX_SAMPLES)]
+    return [{"attempt": row.attempt.number, **{name: getattr(row, name) for name in _SAMPLE_FIELDS}} for row in newest]
+
+
+def logs(attempt: Attempt, *, after: int | None = None, limit: int = MAX_LOG_LINES) -> list[dict[str, Any]]:
+    """Log lines, oldest first: the first `limit` after seq `after`, or without it the last `limit`."""
+    chunks = LogChunk.objects.for_team(attempt.team_id).filter(attempt=attempt)
+    chunks = chunks.order_by("-first_seq") if after is None else chunks.filter(last_seq__gt=after).order_by("first_seq")
+    lines: list[dict[str, Any]] = []
+    for chunk in chunks.iterator(chunk_size=8):
+        fresh = [
+            {"seq": line.seq, "t": line.t, "step": line.step, "level": line.level, "message": line.message, "source": line.source}
+            for line in read_log_lines(chunk.body)
+            if after is None or line.seq > after
+        ]
+        lines = [*fresh, *lines] if after is None else [*lines, *fresh]
+        if len(lines) >= limit:
+            break
+    return lines[-limit:] if after is None else lines[:limit]
+
+
+def _evaluations(run: Run) -> list[dict[str, Any]]:
+    rows = LatestState.objects.for_team(run.team_id).filter(attempt__run=run).select_related("attempt").order_by("attempt__number")
+    return [{**item, "attempt": row.attempt.number} for row in rows for item in row.evaluation or []]
+
+
+def _flat(summary: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Event data with its seq, time and step beside it."""
+    if summary is None:
+        return None
+    return {**{key: value for key, value in summary.items() if key != "data"}, **summary["data"]}
