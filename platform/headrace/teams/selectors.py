@@ -1,0 +1,26 @@
+"""All reads of this app."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from headrace.teams.models import Membership, Team, User
+
+
+def teams_of(user: User) -> QuerySet[Team]:
+    """The user's teams, oldest membership first."""
+    return Team.objects.filter(memberships__user=user).order_by("memberships__created_at", "pk")
+
+
+def current_team(user: User, public_id: str | None = None) -> Team | None:
+    """The team a page is about: the one named, if the user is in it, else the user's first; None: in no team."""
+    teams = teams_of(user)
+    if public_id:
+        named = teams.filter(public_id=public_id).first()
+        if named is not None:
+            return named
+    return teams.first()
+
+
+def members_of(team: Team) -> QuerySet[Membership]:
+    return Membership.objects.for_team(team).select_related("user").order_by("created_at")

@@ -1,0 +1,153 @@
+"""All writes of this app: members, API tokens, set-up links."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.contrib.auth.password_validation import validate_password
+from django.db import transaction
+from django.utils import timezone
+
+from headrace.identifiers import hash_secret, new_secret
+from headrace.teams import audit
+from headrace.teams.models import ApiToken, Membership, Role, SetupLink, Team, User
+from headrace.teams.policy import can, role_in
+from workers.contract.errors import HeadraceError
+
+SETUP_LINK_LIFE = timedelta(hours=24)
+API_TOKEN_PREFIX = "hra_"
+SETUP_PREFIX = "hrs_"
+LONGEST_TOKEN_DAYS = 366
+
+
+class NotAllowed(HeadraceError):
+    """The user's role does not allow it."""
+
+
+class LinkSpent(HeadraceError):
+    """A set-up link that is unknown, used or too old. Which of them is not told."""
+
+
+def require(user: User, action: str, obj: object) -> None:
+    """Raises NotAllowed unless the policy says yes."""
+    if not can(user, action, obj):
+        raise NotAllowed("your role in this team does not allow this", field="user", cure="ask an owner of the team", value=action)
+
+
+def needs_first_admin() -> bool:
+    """Whether nobody can sign in as an administrator yet."""
+    return not User.objects.filter(is_superuser=True, is_active=True).exists()
+
+
+@transaction.atomic
+def issue_setup_link(team: Team) -> str:
+    """A new set-up link's secret; older unspent links of the team stop working. Only the hash is stored."""
+    now = timezone.now()
+    SetupLink.objects.for_team(team).filter(used_at=None).update(expires_at=now)
+    secret = new_secret(SETUP_PREFIX)
+    SetupLink.objects.create(team=team, token_hash=hash_secret(secret), expires_at=now + SETUP_LINK_LIFE)
+    audit.record("setup_link.issue", team=team)
+    return secret
+
+
+def setup_link(secret: str) -> SetupLink | None:
+    """The live link this secret opens, or None. Looking does not spend it."""
+    now = timezone.now()
+    return SetupLink.unscoped.filter(token_hash=hash_secret(secret), used_at=None, expires_at__gt=now).select_related("team").first()
+
+
+@transaction.atomic
+def spend_setup_link(secret: str, *, email: str, password: str, name: str = "") -> User:
+    """Make the first admin. The link works once, however many ask at the same time.
+
+    Raises LinkSpent, or Django's ValidationError for a weak password or an e-mail that is taken; then the link stays good.
+    """
+    now = timezone.now()
+    link = (
+        SetupLink.unscoped.select_for_update(of=("self",)).filter(token_hash=hash_secret(secret), used_at=None, expires_at__gt=now).first()
+    )
+    if link is None or not needs_first_admin():
+        raise LinkSpent(
+            "this set-up link has been used or is too old", cure="run `headrace up` again: it prints a new one while there is no admin"
+        )
+    user = User(email=email.strip().lower(), name=name.strip(), is_staff=True, is_superuser=True)
+    validate_password(password, user)
+    user.set_password(password)
+    user.full_clean()
+    user.save()
+    Membership.objects.create(team=link.team, user=user, role=Role.OWNER)
+    link.used_at, link.used_by = now, user
+    link.save(update_fields=["used_at", "used_by"])
+    audit.record("setup_link.spend", user=user, team=link.team, obj=user)
+    return user
+
+
+@transaction.atomic
+def set_member(*, by: User, team: Team, user: User, role: str) -> Membership:
+    """Add a member or change a role. The last owner stays an owner."""
+    require(by, "member.edit", team)
+    if role not in Role.values:
+        raise NotAllowed("no such role", field="role", value=role, cure=f"one of {', '.join(Role.values)}")
+    if role != Role.OWNER:
+        _keep_an_owner(team, user)
+    membership, _ = Membership.unscoped.update_or_create(team=team, user=user, defaults={"role": role})
+    audit.record("member.set", user=by, team=team, obj=user, detail={"role": role})
+    return membership
+
+
+@transaction.atomic
+def remove_member(*, by: User, team: Team, user: User) -> None:
+    """Take somebody out of a team; their API tokens for it stop working at once."""
+    require(by, "member.edit", team)
+    _keep_an_owner(team, user)
+    Membership.objects.for_team(team).filter(user=user).delete()
+    ApiToken.objects.for_team(team).filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
+    audit.record("member.remove", user=by, team=team, obj=user)
+
+
+@transaction.atomic
+def issue_api_token(*, user: User, team: Team, name: str, scope: str = ApiToken.Scope.READ, days: int = 90) -> tuple[ApiToken, str]:
+    """A new token and its secret, which is shown this once."""
+    require(user, "token.create", team)
+    if not 1 <= days <= LONGEST_TOKEN_DAYS:
+        raise NotAllowed("out of range", field="days", value=days, cure=f"choose 1 to {LONGEST_TOKEN_DAYS}")
+    secret = new_secret(API_TOKEN_PREFIX)
+    token = ApiToken.objects.create(
+        team=team,
+        user=user,
+        name=name.strip()[:100] or "token",
+        token_hash=hash_secret(secret),
+        hint=secret[:8],
+        scope=ApiToken.Scope(scope),
+        expires_at=timezone.now() + timedelta(days=days),
+    )
+    audit.record("token.create", user=user, team=team, obj=token, detail={"scope": token.scope})
+    return token, secret
+
+
+@transaction.atomic
+def revoke_api_token(*, by: User, token: ApiToken) -> None:
+    """Stop a token. It fails from the next request on."""
+    require(by, "token.revoke", token)
+    ApiToken.unscoped.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
+    audit.record("token.revoke", user=by, team=token.team, obj=token)
+
+
+def verify_api_token(secret: str) -> ApiToken | None:
+    """The live token of this secret, or None. Notes its use, at most once a minute."""
+    if not secret.startswith(API_TOKEN_PREFIX):
+        return None
+    now = timezone.now()
+    live = ApiToken.unscoped.filter(token_hash=hash_secret(secret), revoked_at=None, expires_at__gt=now, user__is_active=True)
+    token = live.select_related("user", "team").first()
+    if token is None or role_in(token.user, token.team_id) is None:
+        return None
+    if token.last_used_at is None or token.last_used_at < now - timedelta(minutes=1):
+        ApiToken.unscoped.filter(pk=token.pk).update(last_used_at=now)
+    return token
+
+
+def _keep_an_owner(team: Team, user: User) -> None:
+    owners = Membership.objects.for_team(team).select_for_update().filter(role=Role.OWNER)
+    if {owner.user_id for owner in owners} == {user.pk}:
+        raise NotAllowed("a team needs an owner", field="role", cure="make somebody else an owner first")
