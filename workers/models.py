@@ -6,6 +6,7 @@ Called by the driver, the trainer and every engine before they load anything. Al
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -117,23 +118,22 @@ def digest(folder: Path) -> str:
 
 def _dequantise(source: Path, target: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
-    loaded = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    hf: Any = importlib.import_module("transformers")
+    hf.utils.logging.disable_progress_bar()
+    tokenizer = hf.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     values = loaded.config.to_dict()
     # The weights are plain again: a config that still speaks of GGUF would make every later load de-quantise.
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         values.pop(name, None)
     config = type(loaded.config)(**values)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = hf.AutoModelForCausalLM.from_config(config)
     model.load_state_dict({name: value.to(torch.bfloat16) for name, value in loaded.state_dict().items()}, assign=True)
     model.tie_weights()
     model.config.dtype = torch.bfloat16
-    model.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id)
+    model.generation_config = hf.GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
