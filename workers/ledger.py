@@ -4,6 +4,8 @@ Time: every second of every lane goes to exactly one cause."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from workers.clock import Clock
@@ -114,6 +116,14 @@ class TimeLedger:
     def leave(self, lane: str, cause: str) -> None:
         self._settle(lane)
         self._active[lane][cause] -= 1
+
+    @contextmanager
+    def during(self, lane: str, cause: str) -> Iterator[None]:
+        self.enter(lane, cause)
+        try:
+            yield
+        finally:
+            self.leave(lane, cause)
 
     def set(self, lane: str, causes: set[str]) -> None:
         """Replaces the lane's running causes; for lanes whose state is computed rather than nested."""

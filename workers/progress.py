@@ -1,0 +1,53 @@
+"""How far a run is: step, version, the batch being gathered, and what a resume has to dispatch again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.records import Batch, Group, Prompt, from_wire, to_wire
+
+
+@dataclass
+class Progress:
+    """`step` counts batches trained, `version` publishes; `batch` holds groups taken from the buffer for the next step."""
+
+    step: int = 0
+    version: int = 0
+    groups_dispatched: int = 0
+    tokens_trained: int = 0
+    batch: list[Group] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # mean reward of every step so far
+    lag_tokens: int = 0
+    lag_sum: int = 0
+    lag_max: int = 0
+    pauses: list[float] = field(default_factory=list)
+    sync_bytes: int = 0
+    sync_count: int = 0
+    last_sync: dict[str, float] = field(default_factory=dict)
+    step_rate: float | None = None  # samples a second over the last step
+    unfinished: list[Group] = field(default_factory=list)
+
+    def next_group_id(self) -> str:
+        self.groups_dispatched += 1
+        return f"g{self.groups_dispatched}"
+
+    def take_unfinished(self) -> list[Group]:
+        """Groups that were in flight at the checkpoint: dispatched again under the same ids, at today's version."""
+        groups, self.unfinished = self.unfinished, []
+        return [Group(id=group.id, prompt=group.prompt, dispatched_version=self.version) for group in groups]
+
+    def stepped(self, batch: Batch) -> None:
+        self.step = batch.step
+        self.batch = []
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a checkpoint; `restore` is its inverse."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("batch", "unfinished")}
+        return {**plain, "batch": to_wire(self.batch)}
+
+    def restore(self, saved: dict[str, Any], under_way: list[dict[str, Any]]) -> None:
+        """`under_way` holds the id and prompt of every group that was in flight."""
+        for name, value in saved.items():
+            setattr(self, name, [from_wire(Group, item) for item in value] if name == "batch" else value)
+        self.unfinished = [Group(item["id"], from_wire(Prompt, item["prompt"]), self.version) for item in under_way]

@@ -1,0 +1,232 @@
+"""What the flow tells: events made from records. Pure assembly; nothing here decides anything."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from workers.emit import Emitter
+from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
+
+if TYPE_CHECKING:
+    from workers.pipeline import Parts
+
+SAMPLES_A_STEP = 8
+SAMPLES_A_GROUP = 2
+_THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound"}
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: float) -> None:
+    """Called after each trained batch: metrics, the lag distribution, a few of its samples."""
+    parts.emit.step = parts.progress.step
+    samples = [sample for group in batch.groups for sample in group.samples]
+    lags = Counter(batch.version - version for sample in samples for version in sample.rollout.versions)
+    _remember(parts, samples, lags, step_s)
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    equal = sum(len(set(group.rewards)) == 1 for group in batch.groups)
+    tokens = sum(lags.values())
+    parts.emit.metrics(
+        {
+            **result.metrics,
+            "reward/mean": statistics.fmean(rewards),
+            "reward/std": statistics.pstdev(rewards),
+            "reward/zero_variance_share": equal / len(batch.groups),
+            "reward/truncated_share": statistics.fmean(sample.truncated for sample in samples),
+            "reward/completion_tokens": tokens / len(samples),
+            "lag/mean": sum(lag * count for lag, count in lags.items()) / tokens,
+            "lag/max": max(lags),
+            "lag/versions_per_sample": statistics.fmean(len(set(sample.rollout.versions)) for sample in samples),
+            "throughput/samples_per_s": len(samples) / step_s,
+            "throughput/tokens_per_s": tokens / step_s,
+            "time/step_s": step_s,
+            "time/train_s": result.seconds,
+            "time/wait_s": wait_s,
+            "samples/trained": parts.samples.trained,
+            "samples/dropped": sum(parts.samples.dropped.values()),
+            "samples/tokens": parts.progress.tokens_trained,
+        }
+    )
+    parts.emit.emit("lag", {"counts": {str(lag): count for lag, count in sorted(lags.items())}})
+    chosen = [(group, sample) for group in batch.groups for sample in group.samples[:SAMPLES_A_GROUP]][:SAMPLES_A_STEP]
+    for group, sample in chosen:
+        identity = sample.rollout.id
+        sample.advantage = result.advantages.get(identity)
+        _sample(parts.emit, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity))
+
+
+def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: float) -> None:
+    progress = parts.progress
+    progress.tokens_trained += sum(lags.values())
+    progress.lag_tokens += sum(lags.values())
+    progress.lag_sum += sum(lag * count for lag, count in lags.items())
+    progress.lag_max = max(progress.lag_max, *lags)
+    progress.rewards.append(statistics.fmean(sample.reward for sample in samples if sample.reward is not None))
+    progress.step_rate = len(samples) / step_s
+
+
+def dropped(emit: Emitter, group: Group, reason: str) -> None:
+    """One sample of a dropped group is shown, with the reason."""
+    for sample in group.samples[:1]:
+        _sample(emit, group.id, group.prompt, sample, "dropped", reason=reason)
+
+
+def failed(emit: Emitter, group: Group, samples: list[Sample]) -> None:
+    """Samples whose judgement failed: shown and logged, never a reward of 0."""
+    for sample in samples:
+        emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
+        _sample(emit, group.id, group.prompt, sample, "failed", reason="scoring_failed")
+
+
+def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], latency_s: float) -> None:
+    """Called after each publish."""
+    phases = {
+        "export_s": manifest.export_s,
+        "transfer_s": max(update.transfer_s for update in updates.values()),
+        "apply_s": max(update.apply_s for update in updates.values()),
+    }
+    pauses = {name: update.pause_s for name, update in updates.items()}
+    progress = parts.progress
+    progress.pauses.extend(pauses.values())
+    progress.sync_bytes += manifest.bytes
+    progress.sync_count += 1
+    progress.last_sync = {"last_latency_s": latency_s, "last_pause_s": max(pauses.values())}
+    parts.emit.emit(
+        "sync",
+        {
+            "version": manifest.version,
+            "bytes": manifest.bytes,
+            "digest": manifest.digest,
+            "phases": phases,
+            "pause_s": pauses,
+            "latency_s": latency_s,
+        },
+    )
+    parts.emit.metrics(
+        {
+            "sync/latency_s": latency_s,
+            "sync/pause_s": max(pauses.values()),
+            "sync/bytes": manifest.bytes,
+            **{f"sync/{name}": seconds for name, seconds in phases.items()},
+        }
+    )
+
+
+def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], seconds: float) -> None:
+    """Called after each held-out evaluation; failed samples are counted, not averaged."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    for prompt, sample in list(zip(prompts, samples, strict=True))[:4]:
+        _sample(parts.emit, prompt.id, prompt, sample, "evaluation", trained=parts.progress.version)
+    failures = len(samples) - len(rewards)
+    if not rewards:
+        parts.emit.log(
+            "error", f"no sample of the evaluation could be scored: {samples[0].error if samples else 'no prompts'}", "evaluation"
+        )
+        return
+    mean = statistics.fmean(rewards)
+    spread = statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0
+    parts.emit.emit(
+        "evaluation",
+        {
+            "version": parts.progress.version,
+            "step": parts.progress.step,
+            "n": len(rewards),
+            "failed": failures,
+            "mean": mean,
+            "stderr": spread,
+            "seconds": seconds,
+            "dataset": parts.config.environment.dataset,
+        },
+    )
+    parts.emit.metrics({"eval/reward_mean": mean})
+
+
+def state(parts: Parts, status: str, rates: dict[str, float] | None = None) -> None:
+    """Called every second and after every step: flow, buffer and both ledgers as absolute values."""
+    pool, progress, statuses = parts.pool, parts.progress, parts.pool.statuses
+    depth = len(parts.buffer.contents())
+    throttle = _THROTTLES.get(pool.blocked or "")
+    if throttle is None and parts.waiting_for_batch:
+        throttle = "buffer_empty"
+    data: dict[str, Any] = {
+        "status": status,
+        "step": progress.step,
+        "version": progress.version,
+        "steps_total": parts.config.budget.steps,
+        "flow": {
+            "running": sum(engine.running for engine in statuses.values()) if statuses else None,
+            "waiting": sum(engine.waiting for engine in statuses.values()) if statuses else None,
+            "slots": pool.slots,
+            "in_flight": parts.samples.in_flight,
+            "train_samples_per_s": progress.step_rate,
+            "versions": dict(pool.versions),
+            "throttle": throttle,
+            **(rates or {}),
+        },
+        "buffer": {"depth": depth, "capacity": parts.config.buffer.depth, "unit": parts.config.buffer.unit},
+        "samples": parts.samples.as_dict(),
+        "time": parts.time.as_dict(),
+        "lag": {"mean": progress.lag_sum / progress.lag_tokens if progress.lag_tokens else None, "max": progress.lag_max},
+        "sync": {"count": progress.sync_count, **progress.last_sync},
+    }
+    parts.emit.emit("state", data)
+
+
+def pulse_metrics(parts: Parts, rates: dict[str, float]) -> None:
+    """Called every second: the gauges whose change between two steps matters."""
+    statuses = parts.pool.statuses.values()
+    values: dict[str, float] = {
+        "buffer/depth": len(parts.buffer.contents()),
+        "flow/in_flight": parts.samples.in_flight,
+        "flow/running": sum(engine.running for engine in statuses),
+        "system/generator_rss": sum(engine.rss for engine in statuses),
+    }
+    if "generate_tokens_per_s" in rates:
+        values["throughput/decode_tokens_per_s"] = rates["generate_tokens_per_s"]
+    parts.emit.metrics(values)
+
+
+def _sample(
+    emit: Emitter,
+    group_id: str,
+    prompt: Prompt,
+    sample: Sample,
+    outcome: str,
+    *,
+    reason: str | None = None,
+    trained: int | None = None,
+    logprobs: list[float] | None = None,
+) -> None:
+    rollout = sample.rollout
+    emit.emit(
+        "sample",
+        {
+            "group": group_id,
+            "prompt_id": prompt.id,
+            "index": rollout.index,
+            "prompt": prompt.text,
+            "completion": sample.text,
+            "answer_expected": None if prompt.answer is None else str(prompt.answer),
+            "answer_given": sample.answer,
+            "reward": sample.reward,
+            "advantage": sample.advantage,
+            "outcome": outcome,
+            "drop_reason": reason,
+            "error": sample.error,
+            "version_min": min(rollout.versions, default=None),
+            "version_max": max(rollout.versions, default=None),
+            "version_trained": trained,
+            "finish_reason": rollout.finish_reason,
+            "tokens": {
+                "ids": rollout.token_ids,
+                "text": sample.token_texts,
+                "logprobs": rollout.logprobs,
+                "versions": rollout.versions,
+                "trainer_logprobs": logprobs,
+            },
+        },
+    )
