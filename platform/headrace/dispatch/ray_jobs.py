@@ -96,7 +96,10 @@ class RayJobs:
             ) from error
         if reply.status_code in (401, 403):
             raise RayUnreachable(
-                "Ray does not accept the token", field="HEADRACE_RAY_TOKEN_FILE", value=self.token_file, cure="give this cluster's token file"
+                "Ray does not accept the token",
+                field="HEADRACE_RAY_TOKEN_FILE",
+                value=self.token_file,
+                cure="give this cluster's token file",
             )
         return reply
 

@@ -1,0 +1,88 @@
+"""Stopping runs for good: used by cancel when a driver does not comply, and by the supervisor's shutdown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from django.db import transaction
+
+from headrace.dispatch import remains
+from headrace.dispatch.launcher import jobs_of
+from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
+from headrace.dispatch.remains import Remains
+from headrace.experiments import lifecycle
+from headrace.experiments.models import Attempt, Run
+from headrace.experiments.states import RunState
+
+log = logging.getLogger(__name__)
+
+
+def ask_to_cancel(run: Run, actor: str) -> None:
+    """Marks the wish; it rides to the driver on the next ingest reply. Only for a run whose job may exist."""
+    with transaction.atomic():
+        fresh = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+        if fresh.is_over or fresh.state == RunState.QUEUED:
+            return
+        fresh.control = {**fresh.control, "cancel": True}
+        fresh.save(update_fields=["control"])
+        lifecycle.transition(fresh, RunState.STOPPING, cause="cancel requested", actor=actor)
+
+
+def stop_everything(run_public_id: str, job_wait_s: float = 3.5) -> Remains:
+    """Stops the run's jobs at Ray, ends what still carries its id here, unlinks its shared memory. Returns what is left.
+
+    Ray being away is no obstacle: the processes of this machine are found by their environment.
+    """
+    attempts = Attempt.unscoped.select_related("cluster").filter(run__public_id=run_public_id).exclude(submission_id="")
+    for attempt in attempts:
+        try:
+            _stop_job(attempt, job_wait_s)
+        except RayUnreachable as error:
+            log.warning("stop of run %s: %s", run_public_id, error)
+    return remains.remove(run_public_id)
+
+
+def _stop_job(attempt: Attempt, wait_s: float) -> None:
+    jobs = jobs_of(attempt)
+    if jobs.status(attempt.submission_id) in TERMINAL | {ABSENT}:
+        return
+    jobs.stop(attempt.submission_id)
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        if jobs.status(attempt.submission_id) in TERMINAL | {ABSENT} and remains.gone(attempt.run.public_id):
+            return
+        time.sleep(0.1)
+
+
+def settle_cancelled(run: Run, actor: str, cause: str) -> None:
+    """Called after `stop_everything`: the run and its last attempt are over, as cancelled."""
+    attempt = Attempt.unscoped.filter(run=run).order_by("-fence").first()
+    if attempt is not None and not attempt.is_over:
+        lifecycle.attempt_over(attempt, "cancelled", cause=cause, actor=actor)
+    run.refresh_from_db()
+    if not run.is_over:
+        lifecycle.transition(run, RunState.CANCELLED, cause=cause, actor=actor, attempt=attempt)
+
+
+def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: True, actor: str = "supervisor") -> list[str]:
+    """Asks every run that has a job to stop, waits up to `grace_s`, then stops the rest by force. Returns their public ids.
+
+    Queued runs stay queued: they hold nothing, and start with the next `headrace up`.
+    """
+    active = Run.unscoped.filter(state__in=[RunState.LAUNCHING, RunState.RUNNING, RunState.STOPPING])
+    runs = list(active)
+    for run in runs:
+        ask_to_cancel(run, actor)
+    deadline = time.monotonic() + grace_s
+    ids = [run.pk for run in runs]
+    while active.filter(pk__in=ids).exists() and time.monotonic() < deadline and patience():
+        time.sleep(0.1)
+    if runs:
+        with ThreadPoolExecutor(max_workers=min(8, len(runs))) as pool:
+            list(pool.map(lambda run: stop_everything(run.public_id, job_wait_s=1.0), runs))
+    for run in active.filter(pk__in=ids):
+        settle_cancelled(run, actor, "the server was stopped; the last complete checkpoint stands")
+    return [run.public_id for run in runs]
