@@ -23,7 +23,11 @@ class Cluster(WithPublicId):
     objects = TeamScopedManager()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["team", "name"], name="cluster_name_once", nulls_distinct=False)]
+        # Two rules because SQLite counts every null as different from every other.
+        constraints = [
+            models.UniqueConstraint(fields=["team", "name"], name="cluster_name_once"),
+            models.UniqueConstraint(fields=["name"], condition=models.Q(team=None), name="shared_cluster_name_once"),
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -8,6 +8,7 @@ Locks are taken in one order everywhere: attempt, then run.
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -19,6 +20,8 @@ from headrace.experiments.states import ATTEMPT_MOVES, RUN_MOVES, AttemptState, 
 from workers.contract.errors import HeadraceError
 
 log = logging.getLogger(__name__)
+
+LATE_SHIPPING = timedelta(days=7)
 
 
 class InvalidTransition(HeadraceError):
@@ -86,11 +89,13 @@ def transition_attempt(attempt: Attempt, to: str, *, cause: dict[str, Any] | str
             fields.append("started_at")
         if to in AttemptState.over():
             locked.ended_at, locked.exit_cause = now, reason
-            fields += ["ended_at", "exit_cause"]
+            # A spool may be shipped later; after this the token opens nothing any more.
+            locked.token_expires = now + LATE_SHIPPING
+            fields += ["ended_at", "exit_cause", "token_expires"]
         with lifecycle_writes():
             locked.save(update_fields=fields)
         _bring_up_to_date(attempt, locked)
-        for name in ("started_at", "ended_at", "exit_cause"):
+        for name in ("started_at", "ended_at", "exit_cause", "token_expires"):
             setattr(attempt, name, getattr(locked, name))
     return True
 
@@ -112,24 +117,25 @@ def attempt_submitted(attempt: Attempt, submission_id: str) -> None:
         _bring_up_to_date(attempt, locked)
 
 
-def attempt_started(attempt: Attempt, *, actor: str = "engine") -> None:
-    """The driver reported in. Called by ingest for the `started` event."""
+def attempt_started(attempt: Attempt, *, superseded: bool | None = None, actor: str = "driver") -> None:
+    """The driver reported in. Called by ingest for the `started` event. `superseded` None: looked up."""
     with transaction.atomic():
         fresh, run = _locked(attempt)
         if fresh.state in (AttemptState.PENDING, AttemptState.SUBMITTED):
             transition_attempt(fresh, AttemptState.RUNNING)
-        if is_current(fresh) and run.state in (RunState.QUEUED, RunState.LAUNCHING):
+        if _leads(fresh, superseded) and run.state in (RunState.QUEUED, RunState.LAUNCHING):
             transition(run, RunState.RUNNING, cause="the engine started", actor=actor, attempt=fresh)
         _bring_up_to_date(attempt, fresh)
 
 
-def attempt_over(
+def attempt_finished(
     attempt: Attempt,
     outcome: str,
     *,
     cause: dict[str, Any] | str | None = None,
     summary: dict[str, Any] | None = None,
-    actor: str = "engine",
+    superseded: bool | None = None,
+    actor: str = "driver",
 ) -> bool:
     """An attempt ended as succeeded, failed, cancelled or lost; its run follows if no newer attempt exists.
 
@@ -145,7 +151,7 @@ def attempt_over(
                 transition_attempt(fresh, AttemptState.RUNNING)
             transition_attempt(fresh, outcome, cause=cause)
         _bring_up_to_date(attempt, fresh)
-        if not is_current(fresh):
+        if not _leads(fresh, superseded):
             return False
         if summary is not None:
             run.summary = summary
@@ -155,6 +161,10 @@ def attempt_over(
         if outcome not in RUN_MOVES[run.state]:
             return False
         return transition(run, outcome, cause=cause, actor=actor, attempt=fresh)
+
+
+def _leads(attempt: Attempt, superseded: bool | None) -> bool:
+    return is_current(attempt) if superseded is None else not superseded
 
 
 def _locked(attempt: Attempt) -> tuple[Attempt, Run]:

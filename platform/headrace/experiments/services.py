@@ -1,0 +1,299 @@
+"""All writes of this app, but for states (lifecycle.py). Called by the form, the API, the demo and the command line alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from headrace.experiments import lifecycle
+from headrace.experiments.models import Artifact, Attempt, Config, Experiment, Project, Run
+from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
+from headrace.experiments.states import AttemptState, RunState
+from headrace.experiments.text import clean_line, clean_text
+from headrace.experiments.tokens import issue_run_token as issue_run_token
+from headrace.experiments.tokens import verify_run_token as verify_run_token
+from headrace.teams import audit
+from headrace.teams.models import Team, User
+from headrace.teams.services import require
+from workers.contract import loading
+from workers.contract.config import RunConfig
+from workers.contract.events import Control
+
+log = logging.getLogger(__name__)
+
+LAUNCH_TASK = "headrace.dispatch.launch"
+MOST_TAGS = 20
+
+
+def create_config(team: Team, data: Mapping[str, Any] | RunConfig, *, user: User | None = None, parent: Config | None = None) -> Config:
+    """Resolve, check and store a config; the same content is stored once a team.
+
+    Raises ConfigError, whose `problems` name every fault with field, value and cure.
+    """
+    if user is not None:
+        require(user, "config.create", team)
+    resolved = data if isinstance(data, RunConfig) else loading.resolve(data)
+    _same_team(team, parent=parent)
+    digest = resolved.digest()
+    found = Config.objects.for_team(team).filter(digest=digest).first()
+    if found is not None:
+        return found
+    try:
+        with transaction.atomic():
+            return Config.objects.create(
+                team=team,
+                digest=digest,
+                schema_version=resolved.schema_version,
+                preset=resolved.preset or "",
+                data=resolved.as_json(),
+                parent=parent,
+                created_by=user,
+            )
+    except IntegrityError:  # somebody stored the same content in the meantime
+        return Config.objects.for_team(team).get(digest=digest)
+
+
+def start_run(
+    *,
+    team: Team,
+    user: User | None,
+    config: Config,
+    project: Project,
+    name: str,
+    idempotency_key: str,
+    parent: Run | None = None,
+    experiment: Experiment | None = None,
+    source: str = Run.Source.WEB,
+    note: str = "",
+    tags: list[str] | None = None,
+    group: str = "",
+    priority: int = 0,
+) -> Run:
+    """Queue a run with its first attempt. On commit the launcher is woken; should that message be lost, the reconciler launches it.
+
+    The same key in the same team returns the run it made before, or raises IdempotencyConflict if the content differs. `user` None:
+    the server itself, for the demo.
+    """
+    fields = {
+        "config": config,
+        "project": project,
+        "parent": parent,
+        "experiment": experiment,
+        "source": source,
+        "name": clean_line(name, field="name"),
+        "note": clean_text(note, field="note"),
+        "tags": _tags(tags or []),
+        "group": clean_line(group, field="group", longest=100) if group else "",
+        "priority": priority,
+    }
+    run, made = _make_run(team, user, idempotency_key, fields)
+    if made:
+        attempt = run.attempts.get()
+        transaction.on_commit(lambda: wake_launcher(attempt))
+    return run
+
+
+def create_upload(
+    *, team: Team, user: User | None, data: Mapping[str, Any], name: str, idempotency_key: str, project: Project | None = None
+) -> tuple[Run, Attempt, str]:
+    """A run that was trained elsewhere: nothing is launched, its spool comes in by `ship`. Returns run, attempt and the attempt's token.
+
+    Asking again with the same key gives a fresh token for the same run, so a broken upload goes on where it stopped.
+    """
+    with transaction.atomic():
+        config = create_config(team, data, user=user)
+        home = project or Project.objects.for_team(team).order_by("created_at").first()
+        if home is None:
+            raise BadInput("this team has no project", field="project", cure="make a project first")
+        fields = {"config": config, "project": home, "name": clean_line(name, field="name"), "source": Run.Source.UPLOAD}
+        run, _ = _make_run(team, user, idempotency_key, fields)
+        attempt = run.attempts.order_by("-number").first()
+        return run, attempt, issue_run_token(attempt)
+
+
+def cancel_run(run: Run, user: User | None) -> bool:
+    """Ask a run to stop; one that has not been launched is over at once. A run that is over stays as it is. True: it changed."""
+    if user is not None:
+        require(user, "run.cancel", run)
+    actor = user.email if user else "headrace"
+    with transaction.atomic():
+        attempt = Attempt.unscoped.select_for_update(of=("self",)).filter(run=run).order_by("-number").first()
+        locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+        if locked.is_over or locked.state == RunState.STOPPING:
+            run.refresh_from_db()
+            return False
+        _ask(locked, cancel=True)
+        if locked.state == RunState.QUEUED:
+            if attempt is not None and attempt.state == AttemptState.PENDING:
+                lifecycle.transition_attempt(attempt, AttemptState.CANCELLED, cause="cancelled before it was launched")
+            lifecycle.transition(locked, RunState.CANCELLED, cause="cancelled before it was launched", actor=actor, attempt=attempt)
+        else:
+            lifecycle.transition(locked, RunState.STOPPING, cause="cancel was asked for", actor=actor, attempt=attempt)
+        audit.record("run.cancel", user=user, team=locked.team, obj=locked)
+        run.refresh_from_db()
+    return True
+
+
+def resume_run(run: Run, user: User | None) -> Attempt:
+    """Queue a new attempt that goes on from the last complete checkpoint, or from the start if there is none."""
+    if user is not None:
+        require(user, "run.resume", run)
+    with transaction.atomic():
+        last = Attempt.unscoped.select_for_update(of=("self",)).filter(run=run).order_by("-number").first()
+        locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+        if locked.source == Run.Source.UPLOAD:
+            raise WrongState("an uploaded run ran elsewhere", field="run", value=run.public_id, cure="clone it instead")
+        if locked.state not in (RunState.FAILED, RunState.CANCELLED, RunState.LOST):
+            cure = "clone it with a larger budget" if locked.state == RunState.SUCCEEDED else "cancel it first"
+            raise WrongState(f"a run that is {locked.state} cannot be resumed", field="state", value=locked.state, cure=cure)
+        checkpoint = _latest_checkpoint(locked)
+        number = last.number + 1
+        attempt = Attempt.unscoped.create(
+            team_id=locked.team_id,
+            run=locked,
+            number=number,
+            fence=last.fence + 1,
+            resumed_from=checkpoint,
+            resumed_from_attempt=checkpoint.attempt if checkpoint else last,
+            out_dir=_out_dir(locked, number),
+        )
+        locked.control = Control().model_dump()
+        locked.save(update_fields=["control"])
+        actor = user.email if user else "headrace"
+        lifecycle.transition(locked, RunState.QUEUED, cause=f"resumed as attempt {number}", actor=actor, attempt=attempt)
+        audit.record("run.resume", user=user, team=locked.team, obj=locked, detail={"attempt": number})
+        run.refresh_from_db()
+        transaction.on_commit(lambda: wake_launcher(attempt))
+    return attempt
+
+
+def checkpoint_now(run: Run, user: User | None) -> None:
+    """Ask the driver for a checkpoint at the next step's end."""
+    _control(run, user, "run.edit", lambda control: {"checkpoint_now": control.checkpoint_now + 1})
+
+
+def stop_after_step(run: Run, user: User | None) -> None:
+    """Ask the driver to end the run, as succeeded, after the step it is in."""
+    _control(run, user, "run.cancel", lambda control: {"stop_after_step": True})
+
+
+@transaction.atomic
+def edit_run(run: Run, user: User, *, name: str | None = None, note: str | None = None, tags: list[str] | None = None) -> Run:
+    """Change what people say about a run; what it did stays."""
+    require(user, "run.edit", run)
+    changes: dict[str, Any] = {}
+    if name is not None:
+        changes["name"] = clean_line(name, field="name")
+    if note is not None:
+        changes["note"] = clean_text(note, field="note")
+    if tags is not None:
+        changes["tags"] = _tags(tags)
+    for field, value in changes.items():
+        setattr(run, field, value)
+    if changes:
+        run.save(update_fields=list(changes))
+        audit.record("run.edit", user=user, team=run.team, obj=run, detail={"fields": sorted(changes)})
+    return run
+
+
+@transaction.atomic
+def delete_run(run: Run, user: User) -> None:
+    """Put a run that is over out of sight; its tokens stop working."""
+    require(user, "run.delete", run)
+    locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+    if not locked.is_over:
+        raise WrongState(f"a run that is {locked.state} cannot be deleted", field="state", value=locked.state, cure="cancel it first")
+    if locked.deleted_at is None:
+        locked.deleted_at = timezone.now()
+        locked.save(update_fields=["deleted_at"])
+        audit.record("run.delete", user=user, team=locked.team, obj=locked)
+
+
+def wake_launcher(attempt: Attempt) -> bool:
+    """Send the launch message. False: the broker did not take it, which the reconciler makes good."""
+    from headrace.celery import app
+
+    try:
+        app.send_task(LAUNCH_TASK, args=[attempt.public_id], retry=False)
+    except Exception as error:  # whatever the broker's client raises: the run is queued and none of it may fail the request
+        log.warning("the launcher was not woken for attempt %s: %s: %s", attempt.public_id, type(error).__name__, error)
+        return False
+    return True
+
+
+def _make_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -> tuple[Run, bool]:
+    if user is not None:
+        require(user, "run.create", team)
+    key = clean_line(key, field="idempotency_key")
+    _same_team(team, **{name: fields.get(name) for name in ("config", "project", "parent", "experiment")})
+    try:
+        with transaction.atomic():
+            existing = Run.objects.for_team(team).filter(idempotency_key=key).first()
+            if existing is None:
+                return _insert_run(team, user, key, fields), True
+    except IntegrityError:  # two requests with one key met; the other was first
+        existing = Run.objects.for_team(team).get(idempotency_key=key)
+    if existing.config_id != fields["config"].pk or existing.project_id != fields["project"].pk or existing.name != fields["name"]:
+        raise IdempotencyConflict("this key was used for a different run", field="idempotency_key", value=key, cure="send a new key")
+    return existing, False
+
+
+def _insert_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -> Run:
+    config = fields["config"]
+    run = Run(
+        team=team,
+        created_by=user,
+        idempotency_key=key,
+        seed=config.data["seed"],
+        preset=config.preset,
+        control=Control().model_dump(),
+        **fields,
+    )
+    run.save()
+    Attempt.unscoped.create(team=team, run=run, number=1, fence=1, out_dir=_out_dir(run, 1))
+    audit.record("run.start", user=user, team=team, obj=run, detail={"config": config.digest, "source": run.source})
+    return run
+
+
+def _out_dir(run: Run, number: int) -> str:
+    return "" if run.source == Run.Source.UPLOAD else str(settings.RUNS_DIR / run.public_id / f"attempt-{number}")
+
+
+def _latest_checkpoint(run: Run) -> Artifact | None:
+    complete = Artifact.objects.for_team(run.team_id).filter(run=run, kind=Artifact.Kind.CHECKPOINT, state=Artifact.State.COMPLETE)
+    return complete.select_related("attempt").order_by("attempt__number", "step", "pk").last()
+
+
+def _control(run: Run, user: User | None, action: str, change: Any) -> None:
+    if user is not None:
+        require(user, action, run)
+    with transaction.atomic():
+        locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+        if locked.is_over:
+            raise WrongState(f"the run is {locked.state}", field="state", value=locked.state, cure="nothing is left to do")
+        _ask(locked, **change(Control.model_validate(locked.control)))
+        audit.record("run.control", user=user, team=locked.team, obj=locked, detail=locked.control)
+        run.control = locked.control
+
+
+def _ask(run: Run, **changes: Any) -> None:
+    run.control = Control.model_validate(run.control).model_copy(update=changes).model_dump()
+    run.save(update_fields=["control"])
+
+
+def _tags(tags: list[str]) -> list[str]:
+    if len(tags) > MOST_TAGS:
+        raise BadInput(f"are more than {MOST_TAGS}", field="tags", value=len(tags), cure="keep the useful ones")
+    return list(dict.fromkeys(clean_line(tag, field="tags", longest=60) for tag in tags))
+
+
+def _same_team(team: Team, **rows: Any) -> None:
+    """A row of another team is treated as one that does not exist."""
+    for field, row in rows.items():
+        if row is not None and row.team_id != team.pk:
+            raise BadInput("is not in this team", field=field, value=row.public_id, cure="choose one of this team's")
