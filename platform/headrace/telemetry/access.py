@@ -7,11 +7,14 @@ from typing import Any
 from django.http import Http404
 
 from headrace.experiments.models import Run
+from headrace.experiments.selectors import runs_for
+from headrace.teams.policy import can
 
 
 def visible_run(user: Any, public_id: str) -> Run | None:
-    """The run, if this user is signed in, active and a member of its team; otherwise None."""
-    return Run.objects.for_user(user).filter(public_id=public_id, deleted_at=None).select_related("config", "project", "team").first()
+    """The run, if this user is signed in, active and may view it; otherwise None."""
+    run = runs_for(user).filter(public_id=public_id).select_related("team").first()
+    return run if run is not None and can(user, "run.view", run) else None
 
 
 def run_or_404(user: Any, public_id: str) -> Run:

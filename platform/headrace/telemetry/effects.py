@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.utils import timezone
-
 from headrace.experiments import lifecycle
 from headrace.experiments.models import Artifact, Attempt
 from headrace.telemetry.codec import Columns, Event, clean_text
@@ -17,27 +15,25 @@ from headrace.telemetry.derive import Derived, clean_json
 from headrace.telemetry.problems import IngestProblem
 
 OUTCOMES = ("succeeded", "failed", "cancelled")
-ACTOR = "driver"
 
 
-def apply(attempt: Attempt, new: Columns, found: Derived, *, superseded: bool) -> None:
-    """Act on the new events. `superseded`: a later attempt exists; this one's own rows change, the run's state does not."""
+def apply(attempt: Attempt, new: Columns, found: Derived) -> None:
+    """Act on the new events. lifecycle leaves the run alone where a later attempt exists."""
     if found.started is not None:
-        _started(attempt, found.started, superseded)
+        _started(attempt, found.started)
     for event in new.events():
         if event.kind == "checkpoint":
             _checkpoint(attempt, event)
     if found.finished is not None:
-        _finished(attempt, found.finished, superseded)
+        _finished(attempt, found.finished)
 
 
-def _started(attempt: Attempt, event: Event, superseded: bool) -> None:
+def _started(attempt: Attempt, event: Event) -> None:
     data = clean_json(event.data)
     provenance = data.pop("provenance", None)
     attempt.provenance = {**(provenance if isinstance(provenance, dict) else {}), "resumed_from": None, **data}
-    attempt.started_at = attempt.started_at or timezone.now()
-    attempt.save(update_fields=["provenance", "started_at"])
-    lifecycle.attempt_started(attempt, superseded=superseded)
+    attempt.save(update_fields=["provenance"])
+    lifecycle.attempt_started(attempt)
 
 
 def _checkpoint(attempt: Attempt, event: Event) -> None:
@@ -59,7 +55,7 @@ def _checkpoint(attempt: Attempt, event: Event) -> None:
     )
 
 
-def _finished(attempt: Attempt, event: Event, superseded: bool) -> None:
+def _finished(attempt: Attempt, event: Event) -> None:
     outcome = event.data.get("outcome")
     if outcome not in OUTCOMES:
         raise IngestProblem("not an outcome", field="data.outcome", value=outcome, cure=f"one of {', '.join(OUTCOMES)}")
@@ -68,7 +64,7 @@ def _finished(attempt: Attempt, event: Event, superseded: bool) -> None:
     if cause is not None:
         cause = {**cause, "log_tail": data.get("log_tail") or []}
     summary = data.get("summary") if isinstance(data.get("summary"), dict) else {}
-    lifecycle.attempt_finished(attempt, outcome, cause=cause, summary=summary, superseded=superseded)
+    lifecycle.attempt_finished(attempt, outcome, cause=cause, summary=summary)
 
 
 def _count(value: Any) -> int | None:

@@ -6,9 +6,6 @@ new mark and what the run's people ask of it. Telling the live pages happens aft
 
 from __future__ import annotations
 
-import hmac
-from datetime import datetime
-
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
@@ -16,7 +13,6 @@ from django.utils import timezone
 
 from headrace.experiments.models import Attempt
 from headrace.experiments.states import RunState
-from headrace.identifiers import hash_secret
 from headrace.telemetry import codec, effects, notify, store
 from headrace.telemetry.codec import Columns
 from headrace.telemetry.derive import derive
@@ -28,19 +24,6 @@ from workers.contract.events import Control, IngestReply
 DEFAULT_NAMES_QUOTA = 2000
 
 
-def attempt_for_token(public_id: str, token: str, now: datetime | None = None) -> Attempt | None:
-    """The attempt this bearer token may append to, or None: unknown, expired, or another attempt's."""
-    attempt = Attempt.unscoped.filter(public_id=public_id).only("public_id", "token_hash", "token_expires").first()
-    given = hash_secret(token)
-    stored = attempt.token_hash if attempt else ""
-    # compared also when there is no attempt, so that both answers take the same time
-    if not hmac.compare_digest(given, stored or "0" * 64) or attempt is None or not stored:
-        return None
-    if attempt.token_expires is not None and attempt.token_expires <= (now or timezone.now()):
-        return None
-    return attempt
-
-
 def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool = False) -> IngestReply:
     """Store the new part of a batch. `replay`: a spool sent after its attempt was superseded; it adds history and asks for nothing.
 
@@ -48,12 +31,12 @@ def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool
     """
     with transaction.atomic():
         attempt = Attempt.unscoped.select_for_update(of=("self",)).select_related("run").get(public_id=attempt_public_id)
-        superseded = _check_fence(attempt, fence, replay)
+        _check_fence(attempt, fence, replay)
         new = _new_part(attempt, columns)
         attempt.heartbeat_at = timezone.now()
         changed = ["heartbeat_at"]
         if new is not None:
-            _store(attempt, new, superseded=superseded)
+            _store(attempt, new)
             changed.append("ingested_through")
         attempt.save(update_fields=changed)
         # effects may have moved the run on: its control is read afterwards
@@ -75,13 +58,11 @@ def rebuild(attempt: Attempt) -> int:
         return batches
 
 
-def _check_fence(attempt: Attempt, fence: int, replay: bool) -> bool:
-    """Whether a newer attempt exists. Raises FencedOut for a writer that must stop."""
+def _check_fence(attempt: Attempt, fence: int, replay: bool) -> None:
+    """Raises FencedOut for a writer that must stop: another attempt's fence, or a newer attempt exists."""
     current = Attempt.unscoped.filter(run_id=attempt.run_id).aggregate(value=Max("fence"))["value"]
-    superseded = attempt.fence < current
-    if fence != attempt.fence or (superseded and not replay):
+    if fence != attempt.fence or (attempt.fence < current and not replay):
         raise FencedOut(fence, current)
-    return superseded
 
 
 def _new_part(attempt: Attempt, columns: Columns) -> Columns | None:
@@ -110,7 +91,7 @@ def _compare_overlap(attempt: Attempt, columns: Columns, last: int) -> None:
                 raise Conflict(mine.seq)
 
 
-def _store(attempt: Attempt, new: Columns, *, superseded: bool) -> None:
+def _store(attempt: Attempt, new: Columns) -> None:
     body, sha256 = codec.pack(new)
     found = derive(new)
     EventBatch.unscoped.create(
@@ -127,7 +108,7 @@ def _store(attempt: Attempt, new: Columns, *, superseded: bool) -> None:
     quota = getattr(settings, "HEADRACE_MAX_SERIES_NAMES", DEFAULT_NAMES_QUOTA)
     store.apply(attempt, found, new.last_seq, names_quota=quota)
     attempt.ingested_through = new.last_seq
-    effects.apply(attempt, new, found, superseded=superseded)
+    effects.apply(attempt, new, found)
     notify.on_commit(attempt.run.public_id, events_message(attempt.number, new))
 
 
