@@ -8,7 +8,7 @@ from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, Upda
 
 
 class Generator(Protocol):
-    """One inference engine. Constructed as `Engine(config: RunConfig, name: str)`, which loads the model.
+    """One inference engine. Constructed as `Engine(config: RunConfig, name: str, transport: Transport)`, which loads the model.
 
     Requests join and leave at every decode step; nothing here knows groups, rewards or training.
     """

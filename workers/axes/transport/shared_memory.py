@@ -1,0 +1,91 @@
+"""Weights in POSIX shared memory: written once by the trainer, read by every engine on the same host.
+
+Segments are opened by name under /dev/shm and not through `multiprocessing.shared_memory`: its resource tracker of an
+unrelated process would unlink, at that process's end, what it merely read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from workers.axes.transport.payload import pack, unpack
+from workers.contract.errors import EngineError, EnvironmentMissing
+from workers.records import Manifest
+
+SEGMENTS = Path("/dev/shm")
+GENERATIONS_KEPT = 2  # an engine may still be reading the last but one
+
+
+def segment_prefix(run_id: str) -> str:
+    """What every segment of a run begins with; who ends a run looks for it."""
+    return f"hr-{run_id[:12]}-"
+
+
+def sweep(run_id: str) -> list[str]:
+    """Called when a run has ended, however it ended: unlinks what a killed sender left. Returns the names removed."""
+    names = [path.name for path in SEGMENTS.glob(f"{segment_prefix(run_id)}*")] if SEGMENTS.is_dir() else []
+    for name in names:
+        (SEGMENTS / name).unlink(missing_ok=True)
+    return names
+
+
+class SharedMemoryTransport:
+    """The road through memory. Only the side that sends ever unlinks."""
+
+    def __init__(self, run_id: str, folder: Path) -> None:
+        self._prefix = segment_prefix(run_id)
+        self._sent: deque[Path] = deque()
+
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str) -> Manifest:
+        """Called by the trainer at each publish. The last two publishes stay readable."""
+        started = time.perf_counter()
+        data, digest = pack(tensors)
+        path = SEGMENTS / f"{self._prefix}{version}-{secrets.token_hex(4)}"
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as segment:
+                segment.write(data)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise EnvironmentMissing(
+                f"shared memory cannot be written: {error.strerror or error}",
+                field="transport.kind",
+                value="shared_memory",
+                cure=f"give {SEGMENTS} at least {3 * len(data)} free bytes, or set transport.kind to filesystem",
+            ) from error
+        self._sent.append(path)
+        while len(self._sent) > GENERATIONS_KEPT:
+            self._sent.popleft().unlink(missing_ok=True)
+        handle = {"segment": path.name}
+        return Manifest(version, digest, len(data), payload, "shared_memory", handle, export_s=time.perf_counter() - started)
+
+    def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """Called by each engine. Raises DigestMismatch on cut or flipped bytes, EngineError where the segment is gone."""
+        name = str(manifest.handle["segment"])
+        if not name.startswith(self._prefix) or "/" in name:
+            raise EngineError(
+                "the segment belongs to another run", field="transport", value=name, cure=f"it must begin with {self._prefix}"
+            )
+        try:
+            data = (SEGMENTS / name).read_bytes()
+        except OSError as error:
+            raise EngineError(
+                f"the published weights cannot be read: {error.strerror or error}",
+                field="transport.kind",
+                value=name,
+                cure="engines on other hosts need transport.kind filesystem; publish again if it was tidied up",
+                retryable=True,
+            ) from error
+        return unpack(data, manifest)
+
+    def close(self) -> None:
+        """Called at the end on both sides; only what this side sent is unlinked."""
+        while self._sent:
+            self._sent.popleft().unlink(missing_ok=True)

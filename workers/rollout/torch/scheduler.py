@@ -1,0 +1,126 @@
+"""Who runs and who waits: requests join and leave at every decode step; the running ones fill the first slots."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.contract.errors import EngineError
+from workers.records import FinishReason, Rollout, SampleRequest
+
+Answer = Callable[[Rollout | BaseException], None]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request under way. `length` is how many of its tokens have keys and values: all but the last one drawn."""
+
+    request: SampleRequest
+    answer: Answer
+    slot: int = -1
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    admitted: float = 0.0
+    cancelled: bool = False
+    ended: FinishReason | None = None
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        """One token was drawn: keep it and see whether it was the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if token in self.request.stop_ids:
+            self.ended = "stop"
+        elif len(self.tokens) >= self.request.max_new_tokens:
+            self.ended = "length"
+
+    @property
+    def cached_tokens(self) -> list[int]:
+        """The tokens whose keys and values the slot holds."""
+        return (self.request.prompt_ids + self.tokens)[: self.length]
+
+    def rollout(self, engine: str) -> Rollout:
+        request = self.request
+        seconds = time.perf_counter() - self.admitted
+        reason = self.ended or "abort"
+        return Rollout(request.id, request.group_id, request.index, self.tokens, self.logprobs, self.versions, reason, engine, seconds)
+
+
+class Scheduler:
+    """Slots and queues. Touched by the decode thread alone, but for `submit`, which is called under the loop's lock."""
+
+    def __init__(self, max_running: int) -> None:
+        self.max_running = max_running
+        self.running: list[Sequence] = []  # running[i] lives in slot i
+        self._evaluation: deque[Sequence] = deque()
+        self._train: deque[Sequence] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._evaluation) + len(self._train)
+
+    def submit(self, sequence: Sequence) -> None:
+        queue = self._evaluation if sequence.request.purpose == "evaluation" else self._train
+        queue.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Fills free slots: evaluation before training, each first come first served."""
+        admitted = []
+        while len(self.running) < self.max_running and self.waiting:
+            sequence = (self._evaluation or self._train).popleft()
+            if sequence.cancelled:
+                continue
+            sequence.slot = len(self.running)
+            sequence.admitted = time.perf_counter()
+            self.running.append(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def leave(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Frees a slot. Returns (from, to) where the last running sample must move to keep the slots dense."""
+        last = self.running.pop()
+        if last is sequence:
+            return None
+        move = (last.slot, sequence.slot)
+        last.slot = sequence.slot
+        self.running[last.slot] = last
+        return move
+
+    def empty(self) -> list[Sequence]:
+        """Takes everything out, running first."""
+        everything = [*self.running, *self._evaluation, *self._train]
+        self.running = []
+        self._evaluation.clear()
+        self._train.clear()
+        return everything
+
+
+def check_request(request: SampleRequest, vocabulary: int, max_positions: int) -> None:
+    """Called before a request is queued. Raises EngineError naming what cannot be served."""
+    total = len(request.prompt_ids) + request.max_new_tokens
+    if not request.prompt_ids:
+        raise EngineError("a request without prompt tokens", field="request.prompt_ids", value=request.id, cure="send at least one token")
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocabulary:
+        wrong = next(token for token in request.prompt_ids if not 0 <= token < vocabulary)
+        raise EngineError(
+            f"token id outside the model's vocabulary of {vocabulary}",
+            field="request.prompt_ids",
+            value=wrong,
+            cure="use the model's tokenizer",
+        )
+    if request.max_new_tokens < 1 or total > max_positions:
+        raise EngineError(
+            f"{len(request.prompt_ids)} prompt + {request.max_new_tokens} new tokens do not fit the {max_positions} positions of the model",
+            field="sampling.max_new_tokens",
+            value=request.max_new_tokens,
+            cure=f"set it between 1 and {max(1, max_positions - len(request.prompt_ids))}",
+        )
+    if not (request.temperature >= 0 and request.top_k >= 0 and 0 < request.top_p <= 1 and 0 <= request.min_p <= 1):
+        given = {"temperature": request.temperature, "top_k": request.top_k, "top_p": request.top_p, "min_p": request.min_p}
+        raise EngineError(
+            "sampling settings out of range", field="sampling", value=given, cure="temperature, top_k >= 0; 0 < top_p <= 1; 0 <= min_p <= 1"
+        )

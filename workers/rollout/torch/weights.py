@@ -1,0 +1,101 @@
+"""A model folder's safetensors as the frozen weights of a decoder: q, k, v and gate, up are fused by rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from workers.contract.errors import EngineError, EnvironmentMissing
+from workers.rollout.torch.linear import Linear
+from workers.rollout.torch.shape import Shape
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One transformer block."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None  # Qwen3 only
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(slots=True)
+class Weights:
+    """Everything frozen. `head` shares its numbers with `embedding` where the model ties them."""
+
+    embedding: torch.Tensor
+    layers: list[LayerWeights]
+    norm: torch.Tensor
+    head: Linear
+
+
+class _Files:
+    """Tensors by name over one or several safetensors files; each is read when asked for."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._folder = folder
+        index = folder / "model.safetensors.index.json"
+        names = (
+            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.exists() else ["model.safetensors"]
+        )
+        try:
+            self._open = [safe_open(folder / name, framework="pt") for name in names]
+        except (OSError, SafetensorError) as error:
+            raise EnvironmentMissing(
+                f"the model's weights cannot be read: {error}",
+                field="model.path",
+                value=str(folder),
+                cure="the folder needs model.safetensors; convert other formats with transformers' save_pretrained",
+            ) from error
+        self._by_name = {key: file for file in self._open for key in file.keys()}  # noqa: SIM118 - the file is no mapping
+
+    def take(self, name: str) -> torch.Tensor:
+        if name not in self._by_name:
+            raise EngineError(
+                f"the model's files hold no tensor {name}", field="model.path", value=str(self._folder), cure="fetch the model again"
+            )
+        return self._by_name[name].get_tensor(name).to(self._dtype)
+
+    def maybe(self, name: str) -> torch.Tensor | None:
+        return self.take(name) if name in self._by_name else None
+
+    def linear(self, *names: str) -> Linear:
+        """The named modules' rows, one under the other, with their biases where they have any."""
+        weight = torch.cat([self.take(f"{name}.weight") for name in names])
+        biases = [self.maybe(f"{name}.bias") for name in names]
+        found = [bias for bias in biases if bias is not None]
+        return Linear(weight, torch.cat(found) if len(found) == len(names) else None)
+
+
+def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
+    """Called once at start. Raises EnvironmentMissing or EngineError naming model.path."""
+    files = _Files(folder, dtype)
+    layers = []
+    for number in range(shape.layers):
+        block = f"model.layers.{number}"
+        attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+        layers.append(
+            LayerWeights(
+                input_norm=files.take(f"{block}.input_layernorm.weight"),
+                qkv=files.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+                query_norm=files.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
+                key_norm=files.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
+                output=files.linear(f"{attention}.o_proj"),
+                mlp_norm=files.take(f"{block}.post_attention_layernorm.weight"),
+                gate_up=files.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+                down=files.linear(f"{mlp}.down_proj"),
+            )
+        )
+    embedding = files.take("model.embed_tokens.weight")
+    tied = shape.tied or files.maybe("lm_head.weight") is None
+    return Weights(embedding, layers, files.take("model.norm.weight"), Linear(embedding) if tied else files.linear("lm_head"))
