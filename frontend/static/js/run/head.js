@@ -1,0 +1,127 @@
+// The page's head: state, progress, vitals; start-up phases; the failure panel; provenance and history.
+import { NONE, ago, clock, count, duration, fixed, seconds, short, when } from "../format.js";
+import { byId, el, setText } from "./dom.js";
+
+const OVER = ["succeeded", "failed", "cancelled", "lost"];
+export const isOver = (run) => OVER.includes(run?.state);
+
+function vital(name, value, small) {
+  const node = document.querySelector(`[data-vital="${name}"]`);
+  const known = value !== null && value !== undefined && value !== NONE;
+  node.classList.toggle("none", !known);
+  const text = known ? `${value}|${small || ""}` : "no data yet";
+  if (node.dataset.shown === text) return;
+  node.dataset.shown = text;
+  node.replaceChildren(known ? value : "no data yet", ...(known && small ? [" ", el("small", {}, small)] : []));
+}
+
+function times(store) {
+  const start = store.attempt?.started ? Date.parse(store.attempt.started) / 1000 : null;
+  const end = store.attempt?.ended ? Date.parse(store.attempt.ended) / 1000 : isOver(store.run) ? store.finished?.t ?? null : Date.now() / 1000;
+  return { start, elapsed: start !== null && end !== null ? end - start : null };
+}
+
+export function startOf(store) {
+  return times(store).start ?? store.series.get("reward/mean")?.t[0] ?? null;
+}
+
+export function drawHead(store) {
+  const { run, state, latest } = store;
+  if (!run) return;
+  const chip = byId("state-chip");
+  chip.dataset.state = run.state;
+  setText(chip, run.state);
+  const over = isOver(run);
+  const cancel = byId("cancel-form");
+  if (cancel) {
+    cancel.hidden = over || run.state === "stopping";
+    byId("resume-form").hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
+  }
+  const total = state?.steps_total ?? run.steps_total;
+  const step = state?.step ?? null;
+  byId("step-progress").max = total || 1;
+  byId("step-progress").value = step ?? 0;
+  vital("step", step === null ? null : count(step), total ? `of ${count(total)}` : "");
+  vital("reward", latest.has("reward/mean") ? fixed(latest.get("reward/mean"), 2) : null, "last step");
+  const held = store.evaluations.length ? store.evaluations[store.evaluations.length - 1] : null;
+  vital("heldout", held ? fixed(held.mean, 2) : null, held ? `at v${held.version}, n ${held.n}` : "");
+  vital("samples", latest.has("throughput/samples_per_s") ? short(latest.get("throughput/samples_per_s")) : null, "trained");
+  vital("lag", state?.lag && state.lag.mean !== null && state.lag.mean !== undefined ? `${fixed(state.lag.mean, 1)} / ${count(state.lag.max)}` : null, "versions");
+  const pause = state?.sync?.count ? state.sync.last_pause_s : null;
+  vital("pause", pause === null || pause === undefined ? null : seconds(pause), "last sync");
+  const { elapsed } = times(store);
+  vital("elapsed", elapsed === null ? null : duration(elapsed));
+  vital("left", over ? "over" : remaining(store, step, total), "");
+  drawStartup(store, step);
+  drawFailure(store);
+}
+
+function remaining(store, step, total) {
+  const columns = store.series.get("time/step_s");
+  if (!step || !total || !columns?.value.length) return null;
+  const recent = columns.value.slice(-10).filter((value) => value !== null);
+  if (!recent.length) return null;
+  return `≈ ${duration((total - step) * (recent.reduce((sum, value) => sum + value, 0) / recent.length))}`;
+}
+
+function drawStartup(store, step) {
+  const box = byId("startup");
+  const waiting = ["queued", "launching"].includes(store.run.state);
+  const starting = store.run.state === "running" && (!step || step < 1) && store.phases.length > 0;
+  box.hidden = !(waiting || starting);
+  if (box.hidden) return;
+  const row = (state, name, detail, done) => el("li", { class: state }, el("span", { class: "tick", "aria-hidden": "true" }, state === "done" ? "✓" : ""), el("strong", {}, name),
+    el("span", { class: "detail" }, detail || ""), state === "now" && typeof done === "number" ? el("progress", { max: 1, value: done, "aria-label": name }) : el("span", {}));
+  const rows = [row(store.run.state === "queued" ? "now" : "done", "queued", "waiting for a worker to take it")];
+  if (store.run.state !== "queued") rows.push(row(store.run.state === "launching" ? "now" : "done", "launching", "the job is handed to the cluster"));
+  store.phases.forEach((phase, index) => {
+    const last = index === store.phases.length - 1;
+    const done = phase.done === 1 || !last;
+    rows.push(row(done ? "done" : "now", phase.name.replaceAll("_", " "), phase.detail, phase.done));
+  });
+  byId("startup-list").replaceChildren(...rows);
+  setText(byId("startup-note"), store.run.state_since ? `${store.run.state} ${ago(new Date(store.run.state_since))}` : "");
+}
+
+function drawFailure(store) {
+  const box = byId("failure");
+  const failed = ["failed", "lost"].includes(store.run.state);
+  box.hidden = !failed;
+  if (!failed) return;
+  const cause = store.finished?.cause || store.run.outcome_cause || store.attempt?.exit_cause || {};
+  const tail = store.finished?.log_tail?.length ? store.finished.log_tail : store.logs.slice(-12).map((line) => `${clock(line.t)} ${line.level} ${line.message}`);
+  const key = JSON.stringify([store.run.state, cause, tail.length]);
+  if (key === box.dataset.shown) return;
+  box.dataset.shown = key;
+  setText(byId("failure-title"), store.run.state === "lost" ? "Why it is counted as lost" : "Why it failed");
+  const facts = [["Field", cause.field], ["Value", cause.value], ["Kind", cause.type], ["Retrying helps", cause.retryable === undefined ? null : cause.retryable ? "perhaps" : "no, something has to change"]];
+  const given = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const lines = tail.map((line) => (typeof line === "string" ? line : `${line.t ? clock(line.t) : ""} ${line.level || ""} ${line.message || ""}`.trim()));
+  byId("failure-body").replaceChildren(
+    el("p", { class: "cause" }, cause.message || "The cause was not reported."),
+    given.length ? el("dl", {}, given.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])) : "",
+    cause.cure ? el("p", { class: "cure" }, `What to change: ${cause.cure}`) : "",
+    el("h3", {}, "Last log lines"), lines.length ? el("pre", {}, lines.join("\n")) : el("p", { class: "none" }, "no data yet"));
+  const fix = byId("clone-fix");
+  if (fix && cause.field) fix.href = `${fix.href.split("&fix=")[0]}&fix=${encodeURIComponent(cause.field)}`;
+}
+
+function pairs(value, prefix = "") {
+  return Object.entries(value || {}).flatMap(([name, item]) => {
+    const path = prefix ? `${prefix}.${name}` : name;
+    if (item && typeof item === "object" && !Array.isArray(item)) return pairs(item, path);
+    return [[path, Array.isArray(item) ? item.join(" ") : item]];
+  });
+}
+
+export function drawDetails(store) {
+  const rows = pairs(store.provenance).filter(([, value]) => value !== null && value !== "" && value !== undefined);
+  const facts = store.attempt ? [["attempt", `${store.attempt.number} (${store.attempt.public_id})`], ["events stored", count(store.attempt.ingested_through)]] : [];
+  if (store.checkpoint) facts.push(["last checkpoint", `step ${store.checkpoint.step}, v${store.checkpoint.version}: ${store.checkpoint.path}`]);
+  byId("panel-provenance").replaceChildren(
+    rows.length || facts.length ? el("dl", { class: "provenance" }, [...facts, ...rows].flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])) : el("p", { class: "none" }, "no data yet"));
+  const moves = store.transitions.map((move) => el("tr", {}, el("td", {}, when(new Date(move.at))), el("td", {}, move.from, " → ", el("strong", {}, move.to)), el("td", {}, move.actor), el("td", {}, move.cause?.message || "–")));
+  byId("panel-history").replaceChildren(
+    moves.length ? el("div", { class: "table-wrap" }, el("table", {}, el("thead", {}, el("tr", {}, ["When", "State", "By", "Why"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, moves))) : el("p", { class: "none" }, "no data yet"));
+}
+

@@ -1,0 +1,150 @@
+// The run page: load what is stored, join the live link, draw what changed at most a few times a second.
+import { byId, throttled } from "./dom.js";
+import { Charts } from "./charts.js";
+import { Flow } from "./flow.js";
+import { drawDetails, drawHead, startOf } from "./head.js";
+import { drawSamplesLedger, drawTime } from "./ledgers.js";
+import { Log } from "./log.js";
+import { Samples } from "./samples.js";
+import { Link } from "./socket.js";
+import { applyEvent, applyRun, emptyStore, takeLag, takeSeries, takeSnapshot } from "./store.js";
+
+const page = JSON.parse(byId("page-data").textContent);
+const base = `/runs/${page.run}/`;
+const store = emptyStore();
+
+const charts = new Charts(page.charts, store, () => startOf(store));
+const flow = new Flow(byId("flow"), store);
+const samples = new Samples(base, store);
+const log = new Log(store);
+
+const draw = {
+  head: throttled(() => drawHead(store), 250),
+  flow: throttled(() => flow.update(), 200),
+  charts: throttled(() => charts.draw(), 400),
+  ledgers: throttled(() => {
+    drawTime(store);
+    drawSamplesLedger(store);
+  }, 500),
+  samples: throttled(() => samples.draw(), 1500),
+  log: throttled(() => log.draw(), 300),
+  details: throttled(() => drawDetails(store), 1000),
+};
+const drawAll = () => Object.values(draw).forEach((request) => request());
+
+// Which parts of the page an event of a kind touches.
+const TOUCHES = {
+  state: ["head", "flow", "ledgers", "charts"], metrics: ["head", "charts", "flow"], points: ["charts"], lag: ["charts"], sync: ["flow", "head"],
+  sample: ["samples"], log: ["log"], phase: ["head"], evaluation: ["head", "charts"], checkpoint: ["details"], started: ["details", "head"], finished: ["head", "details", "log"],
+};
+
+function onEvents(events) {
+  const touched = new Set();
+  for (const event of events) {
+    const kind = applyEvent(store, event);
+    for (const part of TOUCHES[kind] || []) touched.add(part);
+  }
+  for (const part of touched) draw[part]();
+}
+
+async function get(name) {
+  const reply = await fetch(base + name, { credentials: "same-origin" });
+  if (reply.status === 401) location.assign(`/login/?next=${encodeURIComponent(location.pathname)}`);
+  if (!reply.ok) throw new Error(`${name} answered ${reply.status}`);
+  return reply.json();
+}
+
+// The marks are read before the rows, so an event between two replies comes again and is applied once.
+async function load() {
+  const names = encodeURIComponent(page.series.join(","));
+  const [snapshot, series, lag] = await Promise.all([get("snapshot.json"), get(`series.json?names=${names}&buckets=1000`), get("lag.json")]);
+  store.latest.clear();
+  takeSnapshot(store, snapshot);
+  takeSeries(store, series);
+  takeLag(store, lag);
+  store.seen = Math.min(store.snapshotSeq, store.seriesSeq);
+  drawAll();
+}
+
+function status(word, detail) {
+  const mark = byId("live-mark");
+  mark.dataset.link = word;
+  mark.textContent = detail || { live: "live", waiting: "connecting" }[word] || word;
+}
+
+let reloading = null;
+function restart() {
+  reloading ||= load()
+    .then(() => link.fill())
+    .catch((error) => console.warn("The new attempt could not be loaded yet:", error.message))
+    .finally(() => (reloading = null));
+}
+
+const link = new Link(base, `/ws/runs/${page.run}/`, {
+  seen: () => ({ attempt: store.attempt?.number ?? 0, seq: store.seen }),
+  events: onEvents,
+  run: (change) => {
+    applyRun(store, change);
+    // Transitions, causes and attempts come from the database.
+    get("snapshot.json")
+      .then((snapshot) => {
+        store.run = snapshot.run;
+        store.transitions = snapshot.transitions || [];
+        if (snapshot.attempt && snapshot.attempt.number !== store.attempt?.number) return restart();
+        store.attempt = snapshot.attempt || store.attempt;
+        return drawAll();
+      })
+      .catch((error) => console.warn("The run's state is not fresh:", error.message));
+    drawAll();
+  },
+  restart,
+  status,
+});
+
+function bindControls() {
+  const axisButtons = [...document.querySelectorAll("[data-axis]")];
+  const setAxis = (axis) => {
+    for (const button of axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+    charts.setAxis(axis);
+  };
+  for (const button of axisButtons) button.addEventListener("click", () => setAxis(button.dataset.axis));
+  byId("reset-zoom").addEventListener("click", () => charts.resetZoom());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "x" && !event.target.closest("input, textarea, select") && !event.ctrlKey && !event.metaKey) setAxis(charts.axis === "step" ? "time" : "step");
+  });
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  const choose = (tab, focus) => {
+    for (const other of tabs) {
+      const chosen = other === tab;
+      other.setAttribute("aria-selected", String(chosen));
+      other.tabIndex = chosen ? 0 : -1;
+      byId(other.getAttribute("aria-controls")).hidden = !chosen;
+    }
+    if (focus) tab.focus();
+  };
+  tabs.forEach((tab, index) => {
+    tab.addEventListener("click", () => choose(tab));
+    tab.addEventListener("keydown", (event) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (move) choose(tabs[(index + move + tabs.length) % tabs.length], true);
+    });
+  });
+}
+
+bindControls();
+document.addEventListener("visibilitychange", () => !document.hidden && drawAll());
+setInterval(draw.head, 1000);
+status("waiting");
+(async function begin() {
+  for (let wait = 1000; ; wait = Math.min(15000, wait * 2)) {
+    try {
+      await load();
+      link.open();
+      return;
+    } catch (error) {
+      status("lost", "the server does not answer, trying again");
+      console.warn("The run could not be loaded:", error.message);
+      await new Promise((resolve) => setTimeout(resolve, wait));
+    }
+  }
+})();

@@ -1,0 +1,116 @@
+// What the page knows of a run: a snapshot, series and lag rows from the database, and every event since, applied once each.
+import { decode } from "../format.js";
+
+const KEPT_POINTS = 6000;
+const KEPT_SAMPLES = 60;
+const KEPT_LINES = 1500;
+
+export function emptyStore() {
+  return {
+    run: null, attempt: null, attempts: [], state: null, phase: null, phases: [], samples: [], logs: [], lag: new Map(), evaluations: [],
+    syncs: [], checkpoint: null, transitions: [], provenance: {}, finished: null, series: new Map(), latest: new Map(), capacity: [],
+    snapshotSeq: 0, seriesSeq: 0, seen: 0,
+  };
+}
+
+export function takeSnapshot(store, data) {
+  const { attempt } = data;
+  Object.assign(store, {
+    run: data.run, attempt, attempts: data.attempts || (attempt ? [attempt] : []), state: data.state, phase: data.phase,
+    samples: data.samples || [], logs: data.logs || [], evaluations: data.evaluations || [], syncs: data.syncs || [],
+    transitions: data.transitions || [], provenance: data.provenance || {}, checkpoint: data.checkpoint || null, finished: data.finished || null,
+  });
+  store.phases = data.phase ? [data.phase] : [];
+  store.snapshotSeq = attempt ? attempt.ingested_through : 0;
+}
+
+export function takeSeries(store, data) {
+  store.series.clear();
+  for (const [name, columns] of Object.entries(data.series || {})) {
+    const kept = { step: [], t: [], value: [], faint: [] };
+    columns.value.forEach((value, index) => {
+      kept.step.push(columns.step[index]);
+      kept.t.push(columns.t[index]);
+      kept.value.push(decode(value));
+      kept.faint.push(Boolean(columns.faint?.[index]));
+    });
+    store.series.set(name, kept);
+    const live = kept.value.filter((value, index) => value !== null && !kept.faint[index]);
+    if (live.length) store.latest.set(name, live[live.length - 1]);
+  }
+  store.seriesSeq = data.through_seq || 0;
+}
+
+// tokens[lag][step], summed over a bucket of steps where there are many.
+export function takeLag(store, data) {
+  store.lag.clear();
+  (data.steps || []).forEach((step, row) => {
+    const counts = new Map();
+    data.lags.forEach((lag, column) => {
+      if (data.tokens[column][row]) counts.set(Number(lag), data.tokens[column][row]);
+    });
+    store.lag.set(step, counts);
+  });
+}
+
+function addPoint(store, name, t, step, value) {
+  const number = decode(value);
+  let kept = store.series.get(name);
+  if (!kept) store.series.set(name, (kept = { step: [], t: [], value: [], faint: [] }));
+  kept.step.push(step);
+  kept.t.push(t);
+  kept.value.push(number);
+  kept.faint.push(false);
+  if (number !== null) store.latest.set(name, number);
+  if (kept.value.length > KEPT_POINTS) {
+    // Every second of the older half goes: the page stays light however long it is open; the database keeps all.
+    const half = KEPT_POINTS / 2;
+    for (const key of ["step", "t", "value", "faint"]) kept[key] = kept[key].filter((_, index) => index >= half || index % 2 === 0);
+  }
+}
+
+const flat = (event) => ({ ...event.data, seq: event.seq, t: event.t, step: event.data.step ?? event.step });
+
+function newest(list, item, limit) {
+  list.unshift(item);
+  if (list.length > limit) list.length = limit;
+}
+
+const onSnapshot = {
+  started: (store, event) => (store.provenance = { ...event.data.provenance, ...event.data }),
+  state: (store, event) => (store.state = flat(event)),
+  sync: (store, event) => newest(store.syncs, flat(event), 20),
+  checkpoint: (store, event) => (store.checkpoint = flat(event)),
+  finished: (store, event) => (store.finished = flat(event)),
+  evaluation: (store, event) => store.evaluations.push(flat(event)),
+  sample: (store, event) => newest(store.samples, { ...event.data, seq: event.seq, t: event.t, step: event.step, attempt: store.attempt.number }, KEPT_SAMPLES),
+  log: (store, event) => {
+    store.logs.push({ ...event.data, seq: event.seq, t: event.t, step: event.step });
+    if (store.logs.length > KEPT_LINES) store.logs.splice(0, store.logs.length - KEPT_LINES);
+  },
+  phase: (store, event) => {
+    store.phase = flat(event);
+    const same = store.phases.findIndex((item) => item.name === store.phase.name);
+    if (same >= 0) store.phases[same] = store.phase;
+    else store.phases.push(store.phase);
+  },
+};
+
+// Applies one event, each part at most once: what a reply from the database held already is left out. Returns what changed.
+export function applyEvent(store, event) {
+  if (event.seq <= store.seen) return null;
+  store.seen = event.seq;
+  if (event.seq > store.seriesSeq) {
+    if (event.kind === "metrics") for (const [name, value] of Object.entries(event.data.values || {})) addPoint(store, name, event.t, event.step, value);
+    if (event.kind === "points") event.data.t.forEach((t, index) => addPoint(store, event.data.name, t, event.data.step[index], event.data.value[index]));
+  }
+  // Absolute for its step, so setting it twice is harmless.
+  if (event.kind === "lag") store.lag.set(event.step, new Map(Object.entries(event.data.counts || {}).map(([lag, tokens]) => [Number(lag), tokens])));
+  if (event.seq > store.snapshotSeq) onSnapshot[event.kind]?.(store, event);
+  if (store.attempt) store.attempt.ingested_through = Math.max(store.attempt.ingested_through, event.seq);
+  return event.kind;
+}
+
+export function applyRun(store, change) {
+  store.run = { ...store.run, ...change };
+}
