@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import pytest
 
 _DATA_DIR = Path(tempfile.mkdtemp(prefix="headrace-tests-"))
@@ -21,12 +22,8 @@ os.environ["HEADRACE_LOG_LEVEL"] = "WARNING"
 if "HEADRACE_TEST_DATABASE_URL" in os.environ:
     os.environ["HEADRACE_DATABASE_URL"] = os.environ["HEADRACE_TEST_DATABASE_URL"]
 
-
-def pytest_configure() -> None:
-    """Before collection, so that test files may import models at their top."""
-    import django
-
-    django.setup()
+# At import, before any other conftest, so that those and the test files may import models at their top.
+django.setup()
 
 
 def pytest_unconfigure() -> None:
