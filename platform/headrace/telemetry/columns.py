@@ -88,7 +88,8 @@ def reduce_at(rows: Rows, starts: NDArray[np.intp]) -> Rows:
     # fmin and fmax skip NaN, which marks buckets without a finite value
     low, high = np.fmin.reduceat(rows.low, starts), np.fmax.reduceat(rows.high, starts)
     weight = np.add.reduceat(finite, starts)
-    total = np.add.reduceat(np.where(finite > 0, rows.mean, 0.0) * finite, starts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduceat(np.where(finite > 0, rows.mean, 0.0) * finite, starts)
     mean = np.divide(total, weight, out=np.full(len(starts), np.nan), where=weight > 0)
     # A sum of huge finite values may overflow although their mean does not: the bucket's middle stands in
     overflow = ~np.isfinite(mean) & (weight > 0)

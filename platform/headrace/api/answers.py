@@ -1,0 +1,83 @@
+"""Error answers: every one is JSON that names the field, the value and the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+
+from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
+from headrace.teams.services import NotAllowed
+from headrace.telemetry.problems import IngestProblem
+from workers.contract.errors import ConfigError, HeadraceError
+
+_STATUS: list[tuple[type[HeadraceError], int, str]] = [
+    (NotAllowed, 403, "not_allowed"),
+    (IdempotencyConflict, 409, "idempotency_conflict"),
+    (WrongState, 409, "wrong_state"),
+    (BadInput, 400, "bad_input"),
+    (ConfigError, 422, "bad_config"),
+]
+
+
+class Unauthorized(HeadraceError):
+    """No token, a wrong one, or one that has expired. Which of them is not told."""
+
+
+def install(api: NinjaAPI) -> None:
+    """Called once, when the API is put together."""
+    api.add_exception_handler(AuthenticationError, _unauthenticated)
+    api.add_exception_handler(Unauthorized, _unauthenticated)
+    api.add_exception_handler(ValidationError, _invalid)
+    api.add_exception_handler(IngestProblem, _ingest)
+    api.add_exception_handler(HeadraceError, _headrace)
+    api.add_exception_handler(HttpError, _http)
+    api.add_exception_handler(Http404, _missing)
+
+
+def problem(status: int, code: str, message: str, **named: Any) -> HttpResponse:
+    """One error answer."""
+    body = {"code": code, "message": message, "field": None, "value": None, "cure": None, "retryable": False, **named}
+    return JsonResponse(body, status=status)
+
+
+def _unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
+    answer = problem(401, "unauthenticated", "sign in or send a valid token", field="Authorization", cure="Authorization: Bearer <token>")
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def _invalid(request: HttpRequest, error: ValidationError | Exception) -> HttpResponse:
+    found = error.errors if isinstance(error, ValidationError) else []
+    first = found[0] if found else {"loc": (), "msg": "invalid request"}
+    # ninja puts the source and the parameter's name first: body.payload.name -> name
+    parts = [str(part) for part in first["loc"]]
+    field = ".".join(parts[2:] if parts[:1] == ["body"] and len(parts) > 2 else parts[1:]) or "body"
+    return problem(422, "invalid", str(first["msg"]), field=field, cure="see /api/v1/openapi.json")
+
+
+def _ingest(request: HttpRequest, error: IngestProblem | Exception) -> HttpResponse:
+    if not isinstance(error, IngestProblem):
+        raise error
+    return JsonResponse(error.body(), status=error.status)
+
+
+def _headrace(request: HttpRequest, error: HeadraceError | Exception) -> HttpResponse:
+    if not isinstance(error, HeadraceError):
+        raise error
+    status, code = next(((status, code) for kind, status, code in _STATUS if isinstance(error, kind)), (400, "invalid"))
+    body: dict[str, Any] = {"code": code, **error.as_dict()}
+    if isinstance(error, ConfigError):
+        body["problems"] = [fault.as_dict() for fault in error.problems]
+    return JsonResponse(body, status=status)
+
+
+def _http(request: HttpRequest, error: HttpError | Exception) -> HttpResponse:
+    status = error.status_code if isinstance(error, HttpError) else 400
+    return problem(status, "bad_request", str(error), cure="send a JSON body as /api/v1/openapi.json describes")
+
+
+def _missing(request: HttpRequest, error: Exception) -> HttpResponse:
+    return problem(404, "not_found", "there is no such thing, or not for you")

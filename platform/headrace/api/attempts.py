@@ -1,0 +1,70 @@
+"""What drivers and `ship` call, with the token of one attempt: append events, ask for the mark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, HttpResponse
+from ninja import Router
+
+from headrace.api.answers import Unauthorized
+from headrace.api.auth import bearer
+from headrace.experiments.models import Attempt
+from headrace.experiments.tokens import verify_run_token
+from headrace.telemetry import codec
+from headrace.telemetry.ingest import ingest
+from headrace.telemetry.problems import BadBody, TooLarge
+from workers.contract.events import MAX_BATCH_BYTES, EventBatch, IngestReply
+
+router = Router(tags=["attempts"])
+
+_BATCH_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "Gzip is welcome: Content-Encoding: gzip.",
+        "content": {"application/json": {"schema": EventBatch.model_json_schema()}},
+    },
+    "security": [{"AttemptToken": []}],
+}
+
+
+@router.post("/{attempt_id}/events", auth=None, response=IngestReply, openapi_extra=_BATCH_BODY, summary="Append events")
+def append_events(request: HttpRequest, attempt_id: str, replay: bool = False) -> HttpResponse:
+    """Store a batch exactly once. `replay` is for the spool of an attempt that a newer one has superseded.
+
+    200 the new mark and what the run's people ask; 409 `gap` with `expected`, `conflict` with `seq`, or `fenced`; 413 too large.
+    """
+    attempt = _attempt(request, attempt_id)
+    fence, columns = codec.parse_batch(codec.read_body(_body(request), request.headers.get("Content-Encoding", "")))
+    reply = ingest(attempt.public_id, fence, columns, replay=replay)
+    return HttpResponse(reply.model_dump_json(), content_type="application/json")
+
+
+@router.get(
+    "/{attempt_id}/mark", auth=None, summary="How far the server has the events", openapi_extra={"security": [{"AttemptToken": []}]}
+)
+def mark(request: HttpRequest, attempt_id: str) -> dict[str, Any]:
+    """Where a sender goes on: the last seq stored, and the attempt's fence."""
+    attempt = _attempt(request, attempt_id)
+    return {"attempt": attempt.public_id, "fence": attempt.fence, "ingested_through": attempt.ingested_through}
+
+
+def _attempt(request: HttpRequest, attempt_id: str) -> Attempt:
+    attempt = verify_run_token(attempt_id, bearer(request))
+    if attempt is None:
+        raise Unauthorized("the token does not fit this attempt", field="Authorization")
+    return attempt
+
+
+def _body(request: HttpRequest) -> bytes:
+    """The raw body. Its length is looked at first, so that a huge one is not read."""
+    length = request.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) > MAX_BATCH_BYTES:
+        raise TooLarge("the body is too large", field="body", value=int(length), cure=f"at most {MAX_BATCH_BYTES} bytes a batch")
+    try:
+        return request.body
+    except RequestDataTooBig as error:
+        raise TooLarge("the body is too large", field="body", cure=f"at most {MAX_BATCH_BYTES} bytes a batch") from error
+    except OSError as error:
+        raise BadBody("the body broke off", field="body", cure="send it again", retryable=True) from error

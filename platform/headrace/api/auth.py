@@ -1,0 +1,52 @@
+"""Who calls: a browser session with CSRF, or a person's API token. Both become a Caller, whose rights the policy decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest
+from ninja.security import HttpBearer, SessionAuth
+
+from headrace.teams.models import ApiToken, Team, User
+from headrace.teams.policy import can, can_with_token
+from headrace.teams.selectors import current_team
+from headrace.teams.services import verify_api_token
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The person behind a request. With a token, only its team exists and only its scope is allowed."""
+
+    user: User
+    token: ApiToken | None = None
+
+    def may(self, action: str, obj: Any) -> bool:
+        """Whether the policy lets this caller do it."""
+        return can_with_token(self.token, action, obj) if self.token else can(self.user, action, obj)
+
+    def team(self) -> Team | None:
+        """The team that new things belong to: the token's, or the user's current one."""
+        return self.token.team if self.token else current_team(self.user)
+
+
+class ApiTokenAuth(HttpBearer):
+    """`Authorization: Bearer hra_...`"""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Caller | None:
+        found = verify_api_token(token)
+        return Caller(found.user, found) if found else None
+
+
+class BrowserAuth(SessionAuth):
+    """The session cookie; unsafe methods need the CSRF token as well."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
+        user = request.user
+        return Caller(user) if isinstance(user, User) and user.is_active else None
+
+
+def bearer(request: HttpRequest) -> str:
+    """The bearer token of a request, or an empty string."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
