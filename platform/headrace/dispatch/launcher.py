@@ -9,26 +9,23 @@ import json
 import logging
 import shlex
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db.models import Q
-from django.utils import timezone
 
 from headrace.dispatch.ray_jobs import RayJobs, RayRefused, RayUnreachable
 from headrace.dispatch.remains import RUN_VARIABLE
 from headrace.experiments import lifecycle
 from headrace.experiments.models import Attempt
 from headrace.experiments.states import RunState
-from headrace.identifiers import hash_secret, new_secret
+from headrace.experiments.tokens import issue_run_token
+from headrace.identifiers import hash_secret
 from headrace.supervisor.layout import write_private
 
 log = logging.getLogger(__name__)
 
-TOKEN_PREFIX = "hrw_"
-TOKEN_LIFE = timedelta(days=30)
 SPEC, NOTE = "spec.json", "attempt.json"
 
 
@@ -92,13 +89,17 @@ def entrypoint(folder: Path) -> str:
 
 
 def write_files(attempt: Attempt) -> Path:
-    """DATA_DIR/runs/<run>/<number>/ with spec.json and attempt.json, both 0600. A repeat keeps the token that a driver may hold."""
+    """DATA_DIR/runs/<run>/attempt-<number>/ with spec.json and attempt.json, both 0600. A repeat keeps the token that a driver may hold."""
     run = attempt.run
-    folder = Path(settings.RUNS_DIR).resolve() / run.public_id / str(attempt.number)
+    folder = Path(attempt.out_dir or settings.RUNS_DIR / run.public_id / f"attempt-{attempt.number}").resolve()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(folder / SPEC, json.dumps(run.config.data, indent=2, allow_nan=False))
     note = folder / NOTE
-    token = _kept_token(note, attempt) or new_secret(TOKEN_PREFIX)
+    if attempt.out_dir != str(folder):
+        attempt.out_dir = str(folder)
+        attempt.save(update_fields=["out_dir"])
+    # The hash is stored before the file is there: a driver must never hold a token that the server does not know.
+    token = _kept_token(note, attempt) or issue_run_token(attempt)
     content: dict[str, Any] = {
         "run": run.public_id,
         "attempt": attempt.public_id,
@@ -110,11 +111,6 @@ def write_files(attempt: Attempt) -> Path:
     }
     if attempt.resumed_from is not None:
         content["resume_from"] = attempt.resumed_from.path
-    attempt.token_hash = hash_secret(token)
-    attempt.token_expires = timezone.now() + TOKEN_LIFE
-    attempt.out_dir = str(folder)
-    # The hash is stored before the file is there: a driver must never hold a token that the server does not know.
-    attempt.save(update_fields=["token_hash", "token_expires", "out_dir"])
     write_private(note, json.dumps(content))
     return folder
 

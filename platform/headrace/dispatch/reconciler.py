@@ -1,6 +1,6 @@
 """The reconciler: its own process, one at a time by lease. Finds what a lost message, a dead driver or a deaf one left behind.
 
-    python -m headrace.dispatch.reconciler
+    python -m headrace.dispatch
 
 The database is the truth. Ray unreachable means unknown, never lost; silence counts only while ingest was there to be spoken to.
 """
@@ -8,7 +8,6 @@ The database is the truth. Ray unreachable means unknown, never lost; silence co
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -173,22 +172,3 @@ def _cause(status: str, message: str, lines: list[str]) -> dict[str, Any]:
         "retryable": True,
         "log_tail": lines,
     }
-
-
-def main() -> None:
-    """Entry of the process."""
-    import django
-
-    django.setup()
-    reconciler = Reconciler()
-
-    def stop(number: int, frame: object) -> None:
-        reconciler.stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    reconciler.run_forever()
-
-
-if __name__ == "__main__":
-    main()

@@ -7,28 +7,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from django.db import transaction
-
 from headrace.dispatch import remains
 from headrace.dispatch.launcher import jobs_of
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
 from headrace.dispatch.remains import Remains
 from headrace.experiments import lifecycle
 from headrace.experiments.models import Attempt, Run
+from headrace.experiments.services import cancel_run
 from headrace.experiments.states import RunState
 
 log = logging.getLogger(__name__)
-
-
-def ask_to_cancel(run: Run, actor: str) -> None:
-    """Marks the wish; it rides to the driver on the next ingest reply. Only for a run whose job may exist."""
-    with transaction.atomic():
-        fresh = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
-        if fresh.is_over or fresh.state == RunState.QUEUED:
-            return
-        fresh.control = {**fresh.control, "cancel": True}
-        fresh.save(update_fields=["control"])
-        lifecycle.transition(fresh, RunState.STOPPING, cause="cancel requested", actor=actor)
 
 
 def stop_everything(run_public_id: str, job_wait_s: float = 3.5) -> Remains:
@@ -75,7 +63,7 @@ def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: T
     active = Run.unscoped.filter(state__in=[RunState.LAUNCHING, RunState.RUNNING, RunState.STOPPING])
     runs = list(active)
     for run in runs:
-        ask_to_cancel(run, actor)
+        cancel_run(run, None)  # the wish rides to the driver on the next ingest reply
     deadline = time.monotonic() + grace_s
     ids = [run.pk for run in runs]
     while active.filter(pk__in=ids).exists() and time.monotonic() < deadline and patience():

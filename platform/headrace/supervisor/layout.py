@@ -72,6 +72,10 @@ class Layout:
         return self.data / "runs"
 
     @property
+    def models(self) -> Path:
+        return self.data / "models"
+
+    @property
     def pidfile(self) -> Path:
         return self.data / "headrace.pid"
 
@@ -114,10 +118,14 @@ class Layout:
                 cure="remove it, or choose another --data-dir",
             )
 
-    def write_secrets(self) -> None:
-        """A signing key that stays, and a Ray token that is new with every start (Ray's tokens never expire by themselves)."""
+    def write_signing_key(self) -> None:
+        """Made once; sessions stay valid over restarts."""
         if not self.secret_key.exists():
             write_private(self.secret_key, secrets.token_urlsafe(64))
+
+    def write_secrets(self) -> None:
+        """The signing key, and a Ray token that is new with every start (Ray's tokens never expire by themselves)."""
+        self.write_signing_key()
         write_private(self.ray_token, secrets.token_hex(32))
 
     def clear(self) -> None:

@@ -30,20 +30,23 @@ class Outside:
         return cls(valkey=bool(os.environ.get("HEADRACE_VALKEY_URL")), ray=bool(os.environ.get("HEADRACE_RAY_ADDRESS")))
 
 
-def export_settings(layout: Layout, outside: Outside) -> dict[str, str]:
-    """Sets the variables of `headrace.settings` for this process and its children; what the user has set stays."""
+def export_settings(layout: Layout, outside: Outside, *, serving: bool = True) -> dict[str, str]:
+    """Sets the variables of `headrace.settings` for this process and its children; what the user has set stays.
+
+    serving: whether Valkey and Ray of this data folder are there to be named.
+    """
     wanted = {
         "HEADRACE_DATA_DIR": str(layout.data),
         "HEADRACE_PORT": str(layout.port),
         "HEADRACE_BASE_URL": os.environ.get("HEADRACE_BASE_URL", layout.base_url),
         "DJANGO_SETTINGS_MODULE": "headrace.settings",
-        MARK: layout.mark,
+        "HEADRACE_MODELS": os.environ.get("HEADRACE_MODELS", str(layout.models)),
     }
     if not os.environ.get("HEADRACE_SECRET_KEY") and not os.environ.get("HEADRACE_SECRET_KEY_FILE"):
         wanted["HEADRACE_SECRET_KEY_FILE"] = str(layout.secret_key)
-    if not outside.valkey:
+    if serving and not outside.valkey:
         wanted["HEADRACE_VALKEY_URL"] = f"unix://{layout.valkey_socket}"
-    if not outside.ray:
+    if serving and not outside.ray:
         wanted |= {"HEADRACE_RAY_ADDRESS": layout.ray_url, "HEADRACE_RAY_TOKEN_FILE": str(layout.ray_token)}
     os.environ.update(wanted)
     return dict(os.environ)
@@ -101,7 +104,7 @@ def celery(layout: Layout, env: dict[str, str]) -> Child:
 
 
 def reconciler(layout: Layout, env: dict[str, str]) -> Child:
-    return _child("reconciler", [sys.executable, "-m", "headrace.dispatch.reconciler"], layout, env, lambda: True, 30)
+    return _child("reconciler", [sys.executable, "-m", "headrace.dispatch"], layout, env, lambda: True, 30)
 
 
 def migrate_command() -> list[str]:

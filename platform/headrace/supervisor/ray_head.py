@@ -26,6 +26,7 @@ def environment(layout: Layout, base: Mapping[str, str], mark: str) -> dict[str,
     return env | {
         mark: layout.mark,
         "HEADRACE_DATA_DIR": str(layout.data),
+        "HEADRACE_MODELS": base.get("HEADRACE_MODELS", str(layout.models)),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(layout.ray_token),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -53,7 +53,7 @@ class Supervisor:
         self.layout.make()
         self.layout.write_secrets()
         pidfile.write(self.layout, [])
-        self.env = parts.export_settings(self.layout, self.outside)
+        self.env = parts.export_settings(self.layout, self.outside) | {MARK: self.layout.mark}
         note = parts.memory_note()
         if note:
             self.say(note)
