@@ -151,7 +151,8 @@ def celery_broker(valkey_url: str) -> str:
 
 
 def celery_transport_options(valkey_url: str) -> dict[str, Any]:
-    """Short time-outs: a broker that is down must not hold up a request; the reconciler finds what was not sent."""
+    """Short waits: a broker that is down must not hold up a request; the reconciler finds what was not sent."""
     if not valkey_url:
         return {}
-    return {"global_keyprefix": "headrace-", "socket_connect_timeout": 2, "socket_timeout": 30, "visibility_timeout": 3600}
+    waits = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
+    return {"global_keyprefix": "headrace-", "socket_connect_timeout": 2, "socket_timeout": 30, "visibility_timeout": 3600, **waits}
