@@ -22,14 +22,9 @@ _STATUS: list[tuple[type[HeadraceError], int, str]] = [
 ]
 
 
-class Unauthorized(HeadraceError):
-    """No token, a wrong one, or one that has expired. Which of them is not told."""
-
-
 def install(api: NinjaAPI) -> None:
     """Called once, when the API is put together."""
     api.add_exception_handler(AuthenticationError, _unauthenticated)
-    api.add_exception_handler(Unauthorized, _unauthenticated)
     api.add_exception_handler(ValidationError, _invalid)
     api.add_exception_handler(IngestProblem, _ingest)
     api.add_exception_handler(HeadraceError, _headrace)

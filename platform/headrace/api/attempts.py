@@ -8,16 +8,14 @@ from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from headrace.api.answers import Unauthorized
-from headrace.api.auth import bearer
+from headrace.api.auth import AttemptTokenAuth
 from headrace.experiments.models import Attempt
-from headrace.experiments.tokens import verify_run_token
 from headrace.telemetry import codec
 from headrace.telemetry.ingest import ingest
 from headrace.telemetry.problems import BadBody, TooLarge
 from workers.contract.events import MAX_BATCH_BYTES, EventBatch, IngestReply
 
-router = Router(tags=["attempts"])
+router = Router(tags=["attempts"], auth=AttemptTokenAuth())
 
 _BATCH_BODY = {
     "requestBody": {
@@ -25,36 +23,26 @@ _BATCH_BODY = {
         "description": "Gzip is welcome: Content-Encoding: gzip.",
         "content": {"application/json": {"schema": EventBatch.model_json_schema()}},
     },
-    "security": [{"AttemptToken": []}],
 }
 
 
-@router.post("/{attempt_id}/events", auth=None, response=IngestReply, openapi_extra=_BATCH_BODY, summary="Append events")
+@router.post("/{attempt_id}/events", response=IngestReply, openapi_extra=_BATCH_BODY, summary="Append events")
 def append_events(request: HttpRequest, attempt_id: str, replay: bool = False) -> HttpResponse:
     """Store a batch exactly once. `replay` is for the spool of an attempt that a newer one has superseded.
 
     200 the new mark and what the run's people ask; 409 `gap` with `expected`, `conflict` with `seq`, or `fenced`; 413 too large.
     """
-    attempt = _attempt(request, attempt_id)
+    attempt: Attempt = request.auth  # type: ignore[attr-defined]
     fence, columns = codec.parse_batch(codec.read_body(_body(request), request.headers.get("Content-Encoding", "")))
     reply = ingest(attempt.public_id, fence, columns, replay=replay)
     return HttpResponse(reply.model_dump_json(), content_type="application/json")
 
 
-@router.get(
-    "/{attempt_id}/mark", auth=None, summary="How far the server has the events", openapi_extra={"security": [{"AttemptToken": []}]}
-)
+@router.get("/{attempt_id}/mark", summary="How far the server has the events")
 def mark(request: HttpRequest, attempt_id: str) -> dict[str, Any]:
     """Where a sender goes on: the last seq stored, and the attempt's fence."""
-    attempt = _attempt(request, attempt_id)
+    attempt: Attempt = request.auth  # type: ignore[attr-defined]
     return {"attempt": attempt.public_id, "fence": attempt.fence, "ingested_through": attempt.ingested_through}
-
-
-def _attempt(request: HttpRequest, attempt_id: str) -> Attempt:
-    attempt = verify_run_token(attempt_id, bearer(request))
-    if attempt is None:
-        raise Unauthorized("the token does not fit this attempt", field="Authorization")
-    return attempt
 
 
 def _body(request: HttpRequest) -> bytes:

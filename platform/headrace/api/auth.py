@@ -8,6 +8,8 @@ from typing import Any
 from django.http import HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
+from headrace.experiments.models import Attempt
+from headrace.experiments.tokens import verify_run_token
 from headrace.teams.models import ApiToken, Team, User
 from headrace.teams.policy import can, can_with_token
 from headrace.teams.selectors import current_team
@@ -46,7 +48,9 @@ class BrowserAuth(SessionAuth):
         return Caller(user) if isinstance(user, User) and user.is_active else None
 
 
-def bearer(request: HttpRequest) -> str:
-    """The bearer token of a request, or an empty string."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+class AttemptTokenAuth(HttpBearer):
+    """`Authorization: Bearer hrw_...`: the token of the attempt in the path, good for nothing else."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Attempt | None:
+        match = request.resolver_match
+        return verify_run_token(match.kwargs["attempt_id"], token) if match else None
