@@ -24,12 +24,16 @@ _STATUS: list[tuple[type[HeadraceError], int, str]] = [
 
 def install(api: NinjaAPI) -> None:
     """Called once, when the API is put together."""
-    api.add_exception_handler(AuthenticationError, _unauthenticated)
-    api.add_exception_handler(ValidationError, _invalid)
-    api.add_exception_handler(IngestProblem, _ingest)
-    api.add_exception_handler(HeadraceError, _headrace)
-    api.add_exception_handler(HttpError, _http)
-    api.add_exception_handler(Http404, _missing)
+    handlers: dict[type[Exception], Any] = {
+        AuthenticationError: _unauthenticated,
+        ValidationError: _invalid,
+        IngestProblem: _ingest,
+        HeadraceError: _headrace,
+        HttpError: _http,
+        Http404: _missing,
+    }
+    for kind, handler in handlers.items():
+        api.add_exception_handler(kind, handler)
 
 
 def problem(status: int, code: str, message: str, **named: Any) -> HttpResponse:
@@ -44,24 +48,19 @@ def _unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
     return answer
 
 
-def _invalid(request: HttpRequest, error: ValidationError | Exception) -> HttpResponse:
-    found = error.errors if isinstance(error, ValidationError) else []
-    first = found[0] if found else {"loc": (), "msg": "invalid request"}
+def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    first = error.errors[0] if error.errors else {"loc": (), "msg": "invalid request"}
     # ninja puts the source and the parameter's name first: body.payload.name -> name
     parts = [str(part) for part in first["loc"]]
     field = ".".join(parts[2:] if parts[:1] == ["body"] and len(parts) > 2 else parts[1:]) or "body"
     return problem(422, "invalid", str(first["msg"]), field=field, cure="see /api/v1/openapi.json")
 
 
-def _ingest(request: HttpRequest, error: IngestProblem | Exception) -> HttpResponse:
-    if not isinstance(error, IngestProblem):
-        raise error
+def _ingest(request: HttpRequest, error: IngestProblem) -> HttpResponse:
     return JsonResponse(error.body(), status=error.status)
 
 
-def _headrace(request: HttpRequest, error: HeadraceError | Exception) -> HttpResponse:
-    if not isinstance(error, HeadraceError):
-        raise error
+def _headrace(request: HttpRequest, error: HeadraceError) -> HttpResponse:
     status, code = next(((status, code) for kind, status, code in _STATUS if isinstance(error, kind)), (400, "invalid"))
     body: dict[str, Any] = {"code": code, **error.as_dict()}
     if isinstance(error, ConfigError):
@@ -69,9 +68,8 @@ def _headrace(request: HttpRequest, error: HeadraceError | Exception) -> HttpRes
     return JsonResponse(body, status=status)
 
 
-def _http(request: HttpRequest, error: HttpError | Exception) -> HttpResponse:
-    status = error.status_code if isinstance(error, HttpError) else 400
-    return problem(status, "bad_request", str(error), cure="send a JSON body as /api/v1/openapi.json describes")
+def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
+    return problem(error.status_code, "bad_request", str(error), cure="send a JSON body as /api/v1/openapi.json describes")
 
 
 def _missing(request: HttpRequest, error: Exception) -> HttpResponse:

@@ -112,7 +112,7 @@ def list_runs(request: HttpRequest, state: str = "", before: str = "", limit: in
 
 
 @router.post("", response={201: RunDetail}, summary="Start a run")
-def start_run(request: HttpRequest, payload: RunIn) -> Status:
+def start_run(request: HttpRequest, payload: RunIn) -> Status[dict[str, Any]]:
     """Queue a run. The same idempotency key answers the run it made before."""
     caller, team = _caller(request, "run.create")
     config = services.create_config(team, loading.resolve(payload.config, payload.preset, payload.set), user=caller.user)
@@ -150,7 +150,7 @@ def cancel_run(request: HttpRequest, run_id: str) -> dict[str, Any]:
 
 
 @uploads.post("", response={201: UploadOut}, summary="Announce an upload")
-def create_upload(request: HttpRequest, payload: UploadIn) -> Status:
+def create_upload(request: HttpRequest, payload: UploadIn) -> Status[dict[str, Any]]:
     """Make the run and attempt that a spool is shipped to. The same key answers the same attempt with a fresh token."""
     caller, team = _caller(request, "run.create")
     run, attempt, token = services.create_upload(

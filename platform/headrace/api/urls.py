@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_not_required
-from django.urls import URLPattern
+from django.urls import URLPattern, URLResolver
 from ninja import NinjaAPI
 
 from headrace.api import answers, attempts, configs, runs
@@ -27,7 +27,7 @@ api.add_router("", configs.router)
 answers.install(api)
 
 
-def _patterns() -> list[URLPattern]:
+def _patterns() -> list[URLResolver | URLPattern]:
     """The API's routes answer 401 themselves; its description stays behind the login page."""
     found = api.urls[0]
     for pattern in found:

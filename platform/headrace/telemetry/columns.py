@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,8 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 def empty() -> Rows:
     """No rows: no data, which is not the same as zero."""
-    return Rows(*(np.empty(0, dtype=np.int64 if f.name in _INT_COLUMNS else np.float64) for f in fields(Rows)))
+    columns: dict[str, Any] = {f.name: np.empty(0, dtype=np.int64 if f.name in _INT_COLUMNS else np.float64) for f in fields(Rows)}
+    return Rows(**columns)
 
 
 def reduce_at(rows: Rows, starts: NDArray[np.intp]) -> Rows:
@@ -154,6 +155,6 @@ def _shuffle(column: Floats | Ints, integer: bool) -> bytes:
     return typed.view(np.uint8).reshape(-1, 8).T.tobytes()
 
 
-def _unshuffle(plain: bytes, n: int, integer: bool) -> NDArray:
+def _unshuffle(plain: bytes, n: int, integer: bool) -> NDArray[Any]:
     columns = np.frombuffer(plain, dtype=np.uint8).reshape(8, n)
     return np.ascontiguousarray(columns.T).view("<i8" if integer else "<f8").reshape(n)

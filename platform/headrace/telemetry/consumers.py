@@ -29,7 +29,7 @@ RECHECK_S = 4.0
 NOT_LOGGED_IN, REVOKED, NOT_FOUND = 4401, 4403, 4404
 
 
-class RunConsumer(AsyncWebsocketConsumer):
+class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has no types
     """One socket: joins the run's group after login and policy have said yes."""
 
     async def connect(self) -> None:
