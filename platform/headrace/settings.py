@@ -90,12 +90,14 @@ STATIC_ROOT = DATA_DIR / "static"
 # Files are served from where they lie, so that nothing needs to be collected before the first start.
 SERVESTATIC_USE_FINDERS = True
 SERVESTATIC_AUTOREFRESH = DEBUG
+SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
 DATABASES = {"default": environment.database(DATA_DIR)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "compare", "api")}
 
 AUTH_USER_MODEL = "teams.User"
+AUTHENTICATION_BACKENDS = ["headrace.teams.backends.LimitedLogin"]
 LOGIN_URL = "/login/"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/login/"
