@@ -55,7 +55,7 @@ def launch_attempt(attempt_id: str, *, repeat: bool = False) -> bool:
         return False
     except (RayRefused, OSError) as error:
         cause = error.as_dict() if isinstance(error, RayRefused) else _write_problem(error)
-        lifecycle.attempt_over(attempt, "failed", cause=cause, actor="launcher")
+        lifecycle.attempt_finished(attempt, "failed", cause=cause, actor="launcher")
         return False
     return True
 

@@ -19,8 +19,8 @@ class Cluster(WithPublicId):
     last_seen_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["Cluster"]()
+    objects = TeamScopedManager["Cluster"]()
 
     class Meta:
         # Two rules because SQLite counts every null as different from every other.
@@ -43,8 +43,8 @@ class RetentionPolicy(models.Model):
     checkpoints_days = models.PositiveIntegerField(null=True, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["RetentionPolicy"]()
+    objects = TeamScopedManager["RetentionPolicy"]()
 
     def __str__(self) -> str:
         return f"retention of {self.team_id}"

@@ -93,7 +93,7 @@ class Reconciler:
             "cure": "start the cluster, then resume or clone this run",
             "retryable": True,
         }
-        lifecycle.attempt_over(attempt, "failed", cause=cause, actor=ACTOR)
+        lifecycle.attempt_finished(attempt, "failed", cause=cause, actor=ACTOR)
 
     # --- cancelling
 
@@ -148,7 +148,7 @@ class Reconciler:
             outcome = "lost" if status in (ABSENT, "SUCCEEDED") else "failed"
             if attempt.run.control.get("cancel"):
                 outcome = "cancelled"
-            lifecycle.attempt_over(attempt, outcome, cause=_cause(status, message, lines), actor=ACTOR)
+            lifecycle.attempt_finished(attempt, outcome, cause=_cause(status, message, lines), actor=ACTOR)
         stopping.stop_everything(attempt.run.public_id, job_wait_s=0.5)
 
     def _guard(self) -> None:

@@ -49,7 +49,7 @@ def settle_cancelled(run: Run, actor: str, cause: str) -> None:
     """Called after `stop_everything`: the run and its last attempt are over, as cancelled."""
     attempt = Attempt.unscoped.filter(run=run).order_by("-fence").first()
     if attempt is not None and not attempt.is_over:
-        lifecycle.attempt_over(attempt, "cancelled", cause=cause, actor=actor)
+        lifecycle.attempt_finished(attempt, "cancelled", cause=cause, actor=actor)
     run.refresh_from_db()
     if not run.is_over:
         lifecycle.transition(run, RunState.CANCELLED, cause=cause, actor=actor, attempt=attempt)

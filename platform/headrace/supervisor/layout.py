@@ -60,7 +60,7 @@ class Layout:
         root = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
         self.runtime = root / f"headrace-{self.mark}"
         if not self.ports:
-            names = ("ray_gcs", "ray_client", "ray_dashboard", "ray_agent", "ray_metrics", "ray_agent_metrics")
+            names = ("ray_gcs", "ray_client", "ray_dashboard", "ray_agent")
             self.ports = dict(zip(names, free_ports(len(names)), strict=True))
 
     @property

@@ -32,7 +32,9 @@ def environment(layout: Layout, base: Mapping[str, str], mark: str) -> dict[str,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "10",  # engine processes give way to the web server
-        "DASHBOARD_METRIC_PORT": str(layout.ports["ray_metrics"]),
+        # Ray's Prometheus pages ask nobody for a token. The head's own has no switch: a port that cannot be bound keeps it shut.
+        "RAY_enable_metrics_collection": "0",
+        "DASHBOARD_METRIC_PORT": "-1",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -59,7 +61,6 @@ def command(layout: Layout, cpus: int | None = None) -> list[str]:
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={ports['ray_dashboard']}",
         f"--dashboard-agent-listen-port={ports['ray_agent']}",
-        f"--metrics-export-port={ports['ray_agent_metrics']}",
         f"--num-cpus={cpus}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--temp-dir={layout.ray_dir}",
