@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -18,40 +19,62 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import get_user_model
 
 from headrace.telemetry.access import visible_run
-from headrace.telemetry.frames import LARGEST_FRAME, events_frame, gap_frame, group_name
+from headrace.telemetry.frames import LARGEST_FRAME, events_frame, gap_frame, group_name, run_message
+from headrace.telemetry.selectors import current_attempt, run_state
 
 log = logging.getLogger(__name__)
 
 QUEUE_FRAMES = 64
 COALESCE_S = 0.075
 RECHECK_S = 4.0
+JOIN_TIMEOUT_S = 2.0
 
 NOT_LOGGED_IN, REVOKED, NOT_FOUND = 4401, 4403, 4404
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a run is: its newest attempt, that attempt's last stored seq, the run's own state."""
+
+    attempt: int = 0
+    seq: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def behind(self, other: Standing) -> bool:
+        """Whether the other is further on in events."""
+        return (self.attempt, self.seq) < (other.attempt, other.seq)
 
 
 class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has no types
     """One socket: joins the run's group after login and policy have said yes."""
 
     async def connect(self) -> None:
-        """Called once. A refusal accepts first, so that the browser sees the close code instead of a bare 403."""
+        """Called once. A refusal accepts first, so that the browser sees the close code instead of a bare 403.
+
+        The group is joined before the socket opens: what a page fetches after that and what it is sent leave no hole between them.
+        """
         self.queue: deque[dict[str, Any]] = deque()
         self.skipped: dict[int, int] = {}  # attempt -> last seq dropped from the queue
+        self.told = Standing()
         self.waiting = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
         self.group = ""
-        await self.accept()
         user = self.scope.get("user")
-        if user is None or not user.is_authenticated:
-            await self.close(NOT_LOGGED_IN)
-            return
-        self.user_id = user.pk
+        self.user_id = user.pk if user is not None and user.is_authenticated else None
         self.run_id = self.scope["url_route"]["kwargs"]["public_id"]
-        if not await self._allowed():
-            await self.close(NOT_FOUND)
+        standing = await self._standing()
+        if standing is None:
+            await self.accept()
+            await self.close(NOT_FOUND if self.user_id else NOT_LOGGED_IN)
             return
+        self.told = standing
         self.group = group_name(self.run_id)
-        await self.channel_layer.group_add(self.group, self.channel_name)
-        self.tasks = [asyncio.create_task(self._send_loop()), asyncio.create_task(self._recheck_loop())]
+        try:
+            await asyncio.wait_for(self.channel_layer.group_add(self.group, self.channel_name), JOIN_TIMEOUT_S)
+        except Exception as error:  # whatever the channel layer's client raises: the regular look still finds what is new
+            log.warning("a page watches without live updates: %s: %s", type(error).__name__, error)
+        await self.accept()
+        self.tasks = [asyncio.create_task(self._send_loop()), asyncio.create_task(self._look_loop())]
 
     async def disconnect(self, code: int) -> None:
         """Called once when the socket is gone, whoever closed it."""
@@ -60,8 +83,10 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
             if task is not current:
                 task.cancel()
         if self.group:
-            with contextlib.suppress(OSError, asyncio.TimeoutError):  # a dead Valkey has forgotten the group anyway
-                await self.channel_layer.group_discard(self.group, self.channel_name)
+            try:
+                await asyncio.wait_for(self.channel_layer.group_discard(self.group, self.channel_name), JOIN_TIMEOUT_S)
+            except Exception as error:  # a dead Valkey has forgotten the group anyway
+                log.debug("the group was not left: %s: %s", type(error).__name__, error)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Pages may say what they have seen; the server does not need it, and never parses what a client sends."""
@@ -75,6 +100,10 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
         self._put(message)
 
     def _put(self, message: dict[str, Any]) -> None:
+        if "attempt" in message:
+            self.told = replace(self.told, attempt=message["attempt"], seq=message["last"])
+        else:
+            self.told = replace(self.told, state=message["state"])
         if len(self.queue) >= QUEUE_FRAMES:
             self._skip_queued()
         self.queue.append(message)
@@ -117,22 +146,37 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
         if run:
             yield _joined(run)
 
-    async def _recheck_loop(self) -> None:
+    async def _look_loop(self) -> None:
+        """Every RECHECK_S: may this user still see the run, and has anything been missed? Heals a lost message by itself."""
         with contextlib.suppress(asyncio.CancelledError):
+            before = self.told
             while True:
                 await asyncio.sleep(RECHECK_S)
-                if not await self._allowed():
+                now = await self._standing()
+                if now is None:
                     await self.close(REVOKED)
                     return
+                # Two looks in a row: a message of the last moment is on its way, one of the look before is lost
+                if self.told.behind(before):
+                    self._put({"type": "run.events", "attempt": now.attempt, "first": 0, "last": now.seq, "events": None})
+                if now.state != self.told.state and now.state == before.state:
+                    self._put({**run_message(now.state), "state": now.state})
+                before = now
 
-    async def _allowed(self) -> bool:
-        return await sync_to_async(_may_watch, thread_sensitive=True)(self.user_id, self.run_id)
+    async def _standing(self) -> Standing | None:
+        if self.user_id is None:
+            return None
+        return await sync_to_async(_standing, thread_sensitive=True)(self.user_id, self.run_id)
 
 
-def _may_watch(user_id: int, public_id: str) -> bool:
-    """Reads the user again: a session outlives the right to see."""
+def _standing(user_id: int, public_id: str) -> Standing | None:
+    """How far the run is, or None if this user may not see it. Reads the user again: a session outlives the right to see."""
     user = get_user_model().objects.filter(pk=user_id, is_active=True).first()
-    return user is not None and visible_run(user, public_id) is not None
+    run = visible_run(user, public_id) if user else None
+    if run is None:
+        return None
+    attempt = current_attempt(run)
+    return Standing(attempt.number if attempt else 0, attempt.ingested_through if attempt else 0, run_state(run))
 
 
 def _follows(run: list[dict[str, Any]], message: dict[str, Any]) -> bool:

@@ -34,7 +34,7 @@ def events_message(attempt_number: int, columns: Columns) -> dict[str, Any]:
 
 def run_message(state: dict[str, Any]) -> dict[str, Any]:
     """The channel message for a change of the run itself, such as its state."""
-    return {"type": "run.changed", "text": json.dumps({"run": state}, separators=(",", ":"))}
+    return {"type": "run.changed", "text": json.dumps({"run": state}, separators=(",", ":")), "state": state}
 
 
 def events_frame(attempt: int, first: int, last: int, texts: list[str]) -> str:

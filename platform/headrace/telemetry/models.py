@@ -20,8 +20,8 @@ class EventBatch(models.Model):
     sha256 = models.CharField(max_length=64, help_text="Of the canonical content, to tell a repeat from a conflict.")
     received_at = models.DateTimeField(auto_now_add=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["EventBatch"]()
+    objects = TeamScopedManager["EventBatch"]("attempt__team")
 
     class Meta:
         constraints = [
@@ -47,8 +47,8 @@ class Series(models.Model):
     last_t = models.FloatField(null=True, blank=True)
     last_value = models.FloatField(null=True, blank=True, help_text="The last finite value.")
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["Series"]()
+    objects = TeamScopedManager["Series"]("attempt__team")
 
     class Meta:
         verbose_name_plural = "series"
@@ -75,8 +75,8 @@ class SeriesChunk(models.Model):
     sealed = models.BooleanField(default=False, help_text="Full; the last chunk of a level is open until then.")
     body = models.BinaryField()
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["SeriesChunk"]()
+    objects = TeamScopedManager["SeriesChunk"]("attempt__team")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["series", "level", "index"], name="series_chunk_once")]
@@ -117,8 +117,8 @@ class Sample(models.Model):
     answer_given = models.TextField(blank=True, default="")
     token_count = models.PositiveIntegerField(default=0)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["Sample"]()
+    objects = TeamScopedManager["Sample"]("attempt__team")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "seq"], name="sample_once")]
@@ -140,8 +140,8 @@ class LogChunk(models.Model):
     worst_level = models.CharField(max_length=10, default="info")
     body = models.BinaryField()
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["LogChunk"]()
+    objects = TeamScopedManager["LogChunk"]("attempt__team")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "first_seq"], name="log_chunk_once")]
@@ -166,8 +166,8 @@ class LatestState(models.Model):
     finished = models.JSONField(null=True, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager("attempt__team")
+    unscoped = UnscopedManager["LatestState"]()
+    objects = TeamScopedManager["LatestState"]("attempt__team")
 
     def __str__(self) -> str:
         return f"attempt {self.attempt_id} at seq {self.seq}"

@@ -8,6 +8,7 @@ from headrace.experiments.models import Run, RunTransition
 from headrace.experiments.signals import run_changed
 from headrace.telemetry import notify
 from headrace.telemetry.frames import run_message
+from headrace.telemetry.selectors import run_state
 
 
 def connect() -> None:
@@ -17,11 +18,4 @@ def connect() -> None:
 
 def _run_changed(sender: type[Run], run: Run, transition: RunTransition, **kwargs: Any) -> None:
     """After the commit of a transition."""
-    state = {
-        "id": run.public_id,
-        "state": run.state,
-        "state_since": run.state_since.isoformat(),
-        "outcome_cause": run.outcome_cause,
-        "cause": transition.cause,
-    }
-    notify.send(run.public_id, run_message(state))
+    notify.send(run.public_id, run_message(run_state(run)))

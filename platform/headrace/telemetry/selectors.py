@@ -54,6 +54,11 @@ def run_summary(run: Run) -> dict[str, Any]:
     }
 
 
+def run_state(run: Run) -> dict[str, Any]:
+    """What a socket tells of the run itself."""
+    return {"id": run.public_id, "state": run.state, "state_since": run.state_since.isoformat(), "outcome_cause": run.outcome_cause}
+
+
 def attempt_summary(attempt: Attempt) -> dict[str, Any]:
     """One attempt as pages and API name it."""
     return {
