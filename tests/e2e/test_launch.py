@@ -43,7 +43,7 @@ def run(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def sleeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job sleeps instead of training: these tests are about jobs, and two cores are few."""
-    monkeypatch.setattr(launcher, "entrypoint", lambda folder: f'{sys.executable} -c "{SLEEPER}"')
+    monkeypatch.setattr(launcher, "entrypoint", lambda attempt, folder: f'{sys.executable} -c "{SLEEPER}"')
 
 
 def jobs_named(layout: Layout, submission_id: str) -> list[dict]:
@@ -116,7 +116,7 @@ def test_cancel_ends_a_driver_that_does_not_comply(on_ray: Layout, run: Run, sle
 
 
 def test_a_dead_job_is_noticed_with_its_last_lines(on_ray: Layout, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "entrypoint", lambda folder: "echo last words; exit 7")
+    monkeypatch.setattr(launcher, "entrypoint", lambda attempt, folder: "echo last words; exit 7")
     launch(run.attempts.get().public_id)
     attempt = run.attempts.get()
     wait_until(lambda: RayJobs.default().status(attempt.submission_id) == "FAILED", 30, "the job's end")

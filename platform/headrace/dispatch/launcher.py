@@ -64,7 +64,7 @@ def find_attempt(attempt_id: str) -> Attempt | None:
     """By public id; a number is taken as the row's key."""
     by_key = Q(pk=int(attempt_id)) if str(attempt_id).isdecimal() else Q()
     query = Q(public_id=attempt_id) | by_key if by_key else Q(public_id=attempt_id)
-    return Attempt.unscoped.select_related("run", "run__config", "cluster", "resumed_from").filter(query).first()
+    return Attempt.unscoped.select_related("run", "run__config", "cluster", "resumed_from__attempt").filter(query).first()
 
 
 def submit(attempt: Attempt) -> None:
@@ -72,7 +72,8 @@ def submit(attempt: Attempt) -> None:
     folder = write_files(attempt)
     submission_id = f"run-{attempt.run.public_id}-{attempt.number}"
     jobs = jobs_of(attempt)
-    fresh = jobs.submit(submission_id, entrypoint(folder), {RUN_VARIABLE: attempt.run.public_id, "HEADRACE_ATTEMPT": attempt.public_id})
+    variables = {RUN_VARIABLE: attempt.run.public_id, "HEADRACE_ATTEMPT": attempt.public_id}
+    fresh = jobs.submit(submission_id, entrypoint(attempt, folder), variables)
     lifecycle.attempt_submitted(attempt, submission_id)
     log.info("run %s: job %s %s", attempt.run.public_id, submission_id, "submitted" if fresh else "was submitted before")
 
@@ -82,10 +83,11 @@ def jobs_of(attempt: Attempt) -> RayJobs:
     return RayJobs(attempt.cluster.address, attempt.cluster.token_file) if attempt.cluster else RayJobs.default()
 
 
-def entrypoint(folder: Path) -> str:
+def entrypoint(attempt: Attempt, folder: Path) -> str:
     """The command line Ray hands to a shell: absolute paths, quoted, no secret in it."""
-    argv = [sys.executable, "-m", "workers", "run", str(folder / SPEC), "--out", str(folder), "--attempt-file", str(folder / NOTE)]
-    return shlex.join(argv)
+    earlier = attempt.resumed_from.attempt if attempt.resumed_from else None
+    what = ["resume", earlier.out_dir] if earlier and earlier.out_dir else ["run", str(folder / SPEC)]
+    return shlex.join([sys.executable, "-m", "workers", *what, "--out", str(folder), "--attempt-file", str(folder / NOTE)])
 
 
 def write_files(attempt: Attempt) -> Path:
@@ -109,8 +111,6 @@ def write_files(attempt: Attempt) -> Path:
         "token": token,
         "ingested_through": attempt.ingested_through,
     }
-    if attempt.resumed_from is not None:
-        content["resume_from"] = attempt.resumed_from.path
     write_private(note, json.dumps(content))
     return folder
 
