@@ -35,10 +35,13 @@ class WallClock:
 
 
 class VirtualClock:
-    """Simulated time: the running loop's own time, which jumps to the next timer. Stamps begin at 0."""
+    """Simulated time: the time of the loop it is made on, which jumps to the next timer. Stamps begin at 0."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def stamp(self) -> float:
         return self.now()

@@ -70,7 +70,7 @@ class Pipeline:
         self._waiting = 0  # complete groups that wait for room in the buffer
         self._rates = Rates()
         self._stepped_at = parts.clock.now()
-        self._unpublished = 0  # samples trained since the last publish: the synchronous design waits for it
+        self._unpublished = 0  # samples trained whose publish is still to come
 
     async def run(self) -> None:
         """Returns when the budget is spent or a stop was requested. Raises the first failure of any loop."""
@@ -148,10 +148,10 @@ class Pipeline:
             ledger.buffer(len(group.samples))
         else:
             ledger.drop(len(group.samples), reason, buffered=False)
-            report.dropped(self.parts.emit, group, reason)
+            report.dropped(self.parts, group, reason)
         if failed:
             ledger.drop(len(failed), "scoring_failed", buffered=False)
-            report.failed(self.parts.emit, group, failed)
+            report.failed(self.parts, group, failed)
         del self.under_way[group.id]
         self._moved.set()
 
@@ -183,7 +183,8 @@ class Pipeline:
         count = sum(len(group.samples) for group in batch.groups)
         self.parts.samples.train(count)
         self.parts.progress.stepped(batch)
-        self._unpublished += count
+        # Until a due publish is done, the synchronous design must not dispatch at the old version.
+        self._unpublished = count if report.due(batch.step, self.parts.config.sync.every_steps) else 0
         self._moved.set()
 
     async def _batch(self) -> list[Group]:
@@ -199,7 +200,7 @@ class Pipeline:
                     parts.progress.batch.append(group)
                 else:
                     parts.samples.drop(len(group.samples), reason, buffered=True)
-                    report.dropped(parts.emit, group, reason)
+                    report.dropped(parts, group, reason)
         parts.waiting_for_batch = False
         return sorted(parts.progress.batch, key=lambda group: (len(group.id), group.id))
 

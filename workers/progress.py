@@ -26,6 +26,8 @@ class Progress:
     sync_count: int = 0
     last_sync: dict[str, float] = field(default_factory=dict)
     step_rate: float | None = None  # samples a second over the last step
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+    trained_before: int = 0  # samples trained by earlier attempts: rates are of this one
     unfinished: list[Group] = field(default_factory=list)
 
     def next_group_id(self) -> str:

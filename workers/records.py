@@ -77,7 +77,6 @@ class Sample:
 
     rollout: Rollout
     text: str = ""
-    token_texts: list[str] = field(default_factory=list)  # each token as text, for people to read
     answer: str | None = None
     reward: float | None = None
     error: str | None = None

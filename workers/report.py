@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from workers.emit import Emitter
 from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
     for group, sample in chosen:
         identity = sample.rollout.id
         sample.advantage = result.advantages.get(identity)
-        _sample(parts.emit, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity))
+        _sample(parts, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity))
 
 
 def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: float) -> None:
@@ -69,17 +68,17 @@ def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: f
     progress.step_rate = len(samples) / step_s
 
 
-def dropped(emit: Emitter, group: Group, reason: str) -> None:
+def dropped(parts: Parts, group: Group, reason: str) -> None:
     """One sample of a dropped group is shown, with the reason."""
     for sample in group.samples[:1]:
-        _sample(emit, group.id, group.prompt, sample, "dropped", reason=reason)
+        _sample(parts, group.id, group.prompt, sample, "dropped", reason=reason)
 
 
-def failed(emit: Emitter, group: Group, samples: list[Sample]) -> None:
+def failed(parts: Parts, group: Group, samples: list[Sample]) -> None:
     """Samples whose judgement failed: shown and logged, never a reward of 0."""
     for sample in samples:
-        emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
-        _sample(emit, group.id, group.prompt, sample, "failed", reason="scoring_failed")
+        parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
+        _sample(parts, group.id, group.prompt, sample, "failed", reason="scoring_failed")
 
 
 def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], latency_s: float) -> None:
@@ -120,7 +119,7 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
     """Called after each held-out evaluation; failed samples are counted, not averaged."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for prompt, sample in list(zip(prompts, samples, strict=True))[:4]:
-        _sample(parts.emit, prompt.id, prompt, sample, "evaluation", trained=parts.progress.version)
+        _sample(parts, prompt.id, prompt, sample, "evaluation", trained=parts.progress.version)
     failures = len(samples) - len(rewards)
     if not rewards:
         parts.emit.log(
@@ -128,6 +127,7 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
         )
         return
     mean = statistics.fmean(rewards)
+    parts.progress.evaluations.append({"step": parts.progress.step, "version": parts.progress.version, "mean": mean, "n": len(rewards)})
     spread = statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0
     parts.emit.emit(
         "evaluation",
@@ -191,7 +191,7 @@ def pulse_metrics(parts: Parts, rates: dict[str, float]) -> None:
 
 
 def _sample(
-    emit: Emitter,
+    parts: Parts,
     group_id: str,
     prompt: Prompt,
     sample: Sample,
@@ -202,7 +202,7 @@ def _sample(
     logprobs: list[float] | None = None,
 ) -> None:
     rollout = sample.rollout
-    emit.emit(
+    parts.emit.emit(
         "sample",
         {
             "group": group_id,
@@ -223,7 +223,7 @@ def _sample(
             "finish_reason": rollout.finish_reason,
             "tokens": {
                 "ids": rollout.token_ids,
-                "text": sample.token_texts,
+                "text": parts.environment.tokens(rollout.token_ids),
                 "logprobs": rollout.logprobs,
                 "versions": rollout.versions,
                 "trainer_logprobs": logprobs,

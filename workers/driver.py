@@ -1,0 +1,333 @@
+"""One attempt of a run, from its folder to its summary: start-up, resume, cancel and the end. The flow itself is `pipeline`.
+
+The folder holds config.json, provenance.json, spool/, checkpoints/, logs/ and, at the end, summary.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers import models, registry
+from workers.axes.orchestration.base import Orchestration, Pools
+from workers.checkpoint import Checkpoint, Checkpoints
+from workers.clock import WallClock
+from workers.contract.config import RunConfig
+from workers.contract.errors import Cancelled, CheckpointError, ConfigError, EnvironmentMissing, Fenced, HeadraceError
+from workers.contract.events import Control
+from workers.contract.loading import diff
+from workers.emit import Emitter
+from workers.environments.build import build as build_environment
+from workers.environments.base import Environment
+from workers.ledger import SampleLedger, TimeLedger
+from workers.pipeline import TRAINER, Parts, Pipeline
+from workers.pool import Pool
+from workers.progress import Progress
+from workers.provenance import provenance
+from workers.records import Group, from_wire, to_wire
+from workers.scoring.threads import ThreadScorer
+from workers.ship import AttemptFile, Shipper
+from workers.spool import read_spool
+from workers.summary import summarise
+
+CANCEL_PATIENCE_S = 5.0
+MAY_DIFFER_ON_RESUME = (
+    "budget.",
+    "evaluation.",
+    "checkpoint.",
+    "preset",
+    "orchestration.",
+    "transport.",
+    "rollout.threads",
+    "backend.threads",
+)
+
+
+class Driver:
+    """Constructed by the command line; `run` returns the summary or raises what ended the attempt."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        *,
+        attempt: AttemptFile | None = None,
+        resume_from: Path | None = None,
+        on_events: Callable[[list[dict[str, Any]]], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.out = out
+        self.run_id = attempt.run if attempt else uuid.uuid4().hex[:12]
+        self._resume_from = resume_from
+        self._clock = WallClock()
+        self._cancel = asyncio.Event()
+        self._fenced = False
+        self._stop_after_step = False
+        self._last_parts: Parts | None = None
+        claim(out, config, resume=resume_from == out)
+        self.emit = Emitter(out / "spool")
+        if on_events is not None:
+            self.emit.listeners.append(on_events)
+        self._shipper = self._make_shipper(attempt) if attempt else None
+        # Unix sockets and the like need short paths; a run's scratch is its own and goes with it.
+        self.scratch = out / "scratch"
+        self.scratch.mkdir(exist_ok=True)
+        lanes = [f"generator/{index}" for index in range(config.rollout.engines)] + [TRAINER]
+        self.samples = SampleLedger()
+        self.time = TimeLedger(self._clock, lanes)
+        self.progress = Progress()
+        self.checkpoints = Checkpoints(out / "checkpoints", config.checkpoint.keep_last)
+
+    async def run(self) -> dict[str, Any]:
+        """Returns the summary of a finished attempt. Raises Cancelled, Fenced or the first failure, after telling it."""
+        os.environ["HEADRACE_RUN_ID"] = self.run_id  # every process of a run carries it: "gone" can be checked
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, self._cancel.set)
+        orchestration: Orchestration = registry.resolve("orchestration", self.config.orchestration.kind)(
+            self.config, self.run_id, self.scratch
+        )
+        work = asyncio.create_task(self._attempt(orchestration))
+        cancel = asyncio.create_task(self._cancel.wait())
+        error: BaseException | None = None
+        try:
+            await asyncio.wait({work, cancel}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                error = await self._cancelled(work)
+            else:
+                error = first_cause(work.exception())
+        finally:
+            cancel.cancel()
+            await orchestration.stop()
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        return self._finish(error)
+
+    async def _attempt(self, orchestration: Orchestration) -> None:
+        for lane in self.time.lanes:
+            self.time.enter(lane, "startup")
+        self.emit.phase("model", f"finding {self.config.model.path}")
+        folder = await asyncio.to_thread(models.locate, self.config.model.path)
+        self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
+        environment = await asyncio.to_thread(build_environment, self.config, folder)
+        restored = self._find_checkpoint()
+        facts = await asyncio.to_thread(provenance, self.config, folder, environment)
+        (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
+        self.emit.emit(
+            "started",
+            {
+                "config_digest": self.config.digest(),
+                "provenance": facts,
+                "lanes": self.time.lanes,
+                "resumed_from": {"step": restored.step, "version": restored.version} if restored else None,
+            },
+        )
+        self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
+        pools = await orchestration.start()
+        parts = self._parts(environment, pools)
+        if restored:
+            self.emit.phase("resume", f"restoring step {restored.step} from {restored.folder.name}")
+            await self._restore(parts, restored)
+        for lane in self.time.lanes:
+            self.time.leave(lane, "startup")
+        self.emit.phase("running", "the flow has started", 1.0)
+        self._last_parts = parts
+        flow = asyncio.create_task(Pipeline(parts).run())
+        watch = asyncio.create_task(orchestration.failure())
+        try:
+            await asyncio.wait({flow, watch}, return_when=asyncio.FIRST_COMPLETED)
+            # A dead process is the first cause, whatever the flow met because of it.
+            (watch if watch.done() else flow).result()
+        finally:
+            for task in (flow, watch):
+                task.cancel()
+            await asyncio.wait({flow, watch})
+
+    def _parts(self, environment: Environment, pools: Pools) -> Parts:
+        config = self.config
+        return Parts(
+            config=config,
+            clock=self._clock,
+            environment=environment,
+            scorer=ThreadScorer(environment),
+            pool=Pool(pools.generators, config.rollout.max_running, self.time),
+            buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer),
+            staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
+            trainer=pools.trainer,
+            emit=self.emit,
+            samples=self.samples,
+            time=self.time,
+            progress=self.progress,
+            save=self._save,
+            stop_requested=self._should_stop,
+        )
+
+    async def _save(self, under_way: dict[str, Group]) -> None:
+        parts = self._last_parts
+        assert parts is not None
+        # The driver's part is taken first: while the trainer writes, groups move on, but weights do not.
+        driver = {
+            "progress": self.progress.as_dict(),
+            "samples": self.samples.as_dict(),
+            "source": parts.environment.source.state(),
+            "buffer": to_wire(parts.buffer.contents()),
+            "under_way": [{"id": group.id, "prompt": to_wire(group.prompt)} for group in under_way.values()],
+            "config": self.config.as_json(),
+        }
+        saved = await self.checkpoints.save(
+            step=self.progress.step,
+            version=self.progress.version,
+            config_digest=self.config.digest(),
+            driver=driver,
+            write_trainer=parts.trainer.checkpoint,
+        )
+        self.emit.emit(
+            "checkpoint",
+            {"path": str(saved.folder), "step": saved.step, "version": saved.version, "bytes": saved.bytes, "sha256": saved.sha256},
+        )
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        if self._resume_from is None:
+            return None
+        found, faults = Checkpoints(self._resume_from / "checkpoints", 1).latest()
+        for fault in faults:
+            self.emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
+        if found is None:
+            raise CheckpointError(
+                "there is no complete checkpoint to resume from", field="resume", value=str(self._resume_from), cure="start the run anew"
+            )
+        before = RunConfig.model_validate(found.driver_state()["config"])
+        changed = {path: pair for path, pair in diff(before, self.config).items() if not path.startswith(MAY_DIFFER_ON_RESUME)}
+        if changed:
+            path, (old, new) = next(iter(changed.items()))
+            raise CheckpointError(
+                f"the checkpoint was made with {old!r}", field=path, value=new, cure="resume with the same value, or start anew"
+            )
+        return found
+
+    async def _restore(self, parts: Parts, found: Checkpoint) -> None:
+        state = found.driver_state()
+        await parts.trainer.checkpoint(found.folder, restore=True)
+        self.progress.restore(state["progress"], state["under_way"])
+        self.emit.step = self.progress.step
+        self.samples.restore(state["samples"])
+        self.progress.trained_before = self.samples.trained
+        parts.environment.source.restore(state["source"])
+        parts.buffer.restore([from_wire(Group, item) for item in state["buffer"]])
+        trained = last_trained(self._resume_from or self.out)
+        if trained > self.samples.trained:
+            # Trained past the checkpoint, and undone with it: those samples are work lost, and are done again.
+            undone = trained - self.samples.trained
+            self.samples.dispatched += undone
+            self.samples.lost["rolled_back"] += undone
+        self.samples.check()
+        # The engines hold version 0; the restored weights are published to them under the version they had.
+        manifest = await parts.trainer.publish(self.progress.version)
+        await parts.pool.update(manifest)
+
+    async def _cancelled(self, work: asyncio.Task[None]) -> HeadraceError:
+        self.emit.phase("stopping", "cancelling: the last complete checkpoint stands")
+        if self._last_parts is not None:
+            with contextlib.suppress(HeadraceError, TimeoutError, OSError):
+                await asyncio.wait_for(self._last_parts.trainer.interrupt(), 1.0)
+        work.cancel()
+        await asyncio.wait({work}, timeout=CANCEL_PATIENCE_S)
+        return Fenced("a newer attempt took over") if self._fenced else Cancelled("cancelled on request")
+
+    def _finish(self, error: BaseException | None) -> dict[str, Any]:
+        outcome = "cancelled" if isinstance(error, Cancelled | Fenced) else "failed" if error else "succeeded"
+        summary = summarise(self.config, self.progress, self.samples, self.time, outcome)
+        summary["evaluations"] = self.progress.evaluations
+        cause = (
+            error.as_dict()
+            if isinstance(error, HeadraceError)
+            else {"type": type(error).__name__, "message": str(error)}
+            if error
+            else None
+        )
+        summary["cause"] = cause
+        write_json(self.out / "summary.json", summary)
+        if error is not None:
+            self.emit.log("error" if outcome == "failed" else "warning", str(error))
+        self.emit.emit("finished", {"outcome": outcome, "cause": cause, "log_tail": log_tail(self.out / "logs"), "summary": summary})
+        self.emit.close()
+        if self._shipper is not None:
+            self._shipper.stop()
+        if error is not None:
+            raise error
+        return summary
+
+    def _make_shipper(self, attempt: AttemptFile) -> Shipper:
+        loop = asyncio.get_running_loop()
+
+        def wish(control: Control) -> None:
+            if control.cancel:
+                self._fenced = shipper.fenced.is_set()
+                loop.call_soon_threadsafe(self._cancel.set)
+            self._stop_after_step = self._stop_after_step or control.stop_after_step
+
+        shipper = Shipper(attempt, self.out / "spool", wish)
+        self.emit.listeners.append(shipper.wake)
+        shipper.start()
+        return shipper
+
+    def _should_stop(self) -> bool:
+        limit = self.config.budget.wall_s
+        return self._stop_after_step or (limit is not None and self.time.as_dict()["wall_s"] >= limit)
+
+
+def claim(out: Path, config: RunConfig, *, resume: bool) -> None:
+    """Makes the attempt's folder. Raises ConfigError where another run lies there, EnvironmentMissing where it cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any((out / "spool").glob("*.spool")) and not resume:
+            raise ConfigError("a run is there already", field="--out", value=str(out), cure="choose another folder, or `resume` it")
+        with tempfile.TemporaryFile(dir=out):
+            write_json(out / "config.json", config.as_json())
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise EnvironmentMissing(
+            f"the folder cannot be written: {error.strerror}", field="--out", value=str(out), cure="choose a writable folder"
+        ) from error
+    if free < 200 * 1024 * 1024:
+        raise EnvironmentMissing("too little disk space", field="--out", value=f"{free // 2**20} MiB free", cure="free at least 200 MiB")
+
+
+def first_cause(error: BaseException | None) -> BaseException | None:
+    """The first failure inside an exception group; others followed from it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Whole or not at all."""
+    aside = path.with_name(f".{path.name}.{threading.get_ident()}")
+    aside.write_text(json.dumps(data, indent=1))
+    aside.rename(path)
+
+
+def last_trained(out: Path) -> int:
+    """Samples trained according to the last state that the spool holds."""
+    trained = 0
+    for event, _bad in read_spool(out / "spool"):
+        if event is not None and event["kind"] == "state":
+            trained = event["data"]["samples"]["trained"]
+    return trained
+
+
+def log_tail(folder: Path, lines: int = 40) -> list[str]:
+    """The last lines of every process' log, for the page that explains a failure."""
+    tail: list[str] = []
+    for path in sorted(folder.glob("*.log")):
+        tail += [f"{path.stem}: {line}" for line in path.read_text(errors="replace").splitlines()[-lines:]]
+    return tail[-2 * lines :]
