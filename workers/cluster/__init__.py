@@ -1,0 +1,1 @@
+"""Ray: the only folder that imports it."""

@@ -1,0 +1,157 @@
+"""ray: generator and trainer as Ray actors. Inside a Ray Job it joins that cluster; alone it starts one for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import ray
+from ray.exceptions import RayError
+
+from workers.axes.orchestration.base import Pools
+from workers.axes.orchestration.clients import RemoteGenerator, RemoteTrainer
+from workers.axes.orchestration.wire import error_from_wire
+from workers.cluster.actor import RoleActor
+from workers.contract.config import RunConfig
+from workers.contract.errors import EngineError, EnvironmentMissing
+
+START_PATIENCE_S = 180.0
+STOP_PATIENCE_S = 3.0
+# A run's two roles fit on one core; Ray schedules, the operating system shares.
+CPUS_A_ROLE = 0.5
+CALLS_AT_ONCE = 4096
+
+
+class RayActors:
+    """One actor for each engine and one for the trainer."""
+
+    def __init__(self, config: RunConfig, run_id: str, scratch: Path) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._scratch = scratch
+        self._actors: dict[str, Any] = {}
+        self._pids: list[int] = []
+        self._own_cluster: tempfile.TemporaryDirectory[str] | None = None
+
+    async def start(self) -> Pools:
+        await asyncio.to_thread(self._connect)
+        common = {"config": self._config.as_json(), "run_id": self._run_id, "scratch": str(self._scratch)}
+        engines = {f"generator/{index}": {**common, "name": f"generator/{index}"} for index in range(self._config.rollout.engines)}
+        builds = [self._build(name, "generator", arguments) for name, arguments in engines.items()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*builds, self._build("trainer", "trainer", common)), START_PATIENCE_S)
+        except TimeoutError:
+            raise EnvironmentMissing(
+                f"the cluster did not place {len(builds) + 1} actors within {START_PATIENCE_S:.0f} s",
+                field="orchestration.kind",
+                value=f"free: {ray.available_resources()}",
+                cure="stop another run, or add nodes",
+                retryable=True,
+            ) from None
+        return Pools(
+            generators={name: RemoteGenerator(self._caller(name)) for name in engines},
+            trainer=RemoteTrainer(self._caller("trainer")),
+        )
+
+    async def failure(self) -> None:
+        watches = {asyncio.ensure_future(_awaited(actor.watch.remote())): name for name, actor in self._actors.items()}
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            task = next(iter(done))
+            raise self._died(watches[task], task.exception())
+        finally:
+            for task in watches:
+                task.cancel()
+
+    async def stop(self) -> None:
+        for actor in self._actors.values():
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(_awaited(actor.call.remote("stop", msgpack.packb({}))), STOP_PATIENCE_S)
+            ray.kill(actor)
+        await asyncio.to_thread(self._see_off)
+        if self._own_cluster is not None:
+            await asyncio.to_thread(ray.shutdown)
+            self._own_cluster.cleanup()
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        variables = {"HEADRACE_RUN_ID": self._run_id, "TOKENIZERS_PARALLELISM": "false"}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(address="auto", **options)
+            return
+        # Alone: a cluster of its own, on loopback, with a token nobody else knows.
+        self._own_cluster = tempfile.TemporaryDirectory(prefix="hr-ray-", ignore_cleanup_errors=True)
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=200 * 1024 * 1024,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=self._own_cluster.name,
+            **options,
+        )
+
+    async def _build(self, name: str, role: str, arguments: dict[str, Any]) -> None:
+        log = self._scratch.parent / "logs" / f"{name.replace('/', '-')}.log"
+        remote = ray.remote(num_cpus=CPUS_A_ROLE, max_concurrency=CALLS_AT_ONCE, max_restarts=0)(RoleActor)
+        actor = self._actors[name] = remote.remote(name, str(log))
+        try:
+            self._pids.append(_opened(await _awaited(actor.build.remote(role, msgpack.packb(arguments)))))
+        except RayError as error:
+            raise self._died(name, error) from error
+
+    def _caller(self, name: str) -> Any:
+        actor = self._actors[name]
+
+        async def call(method: str, args: dict[str, Any]) -> Any:
+            try:
+                return _opened(await _awaited(actor.call.remote(method, msgpack.packb(args))))
+            except RayError as error:
+                raise self._died(name, error) from error
+
+        return call
+
+    def _died(self, name: str, error: BaseException | None) -> EngineError:
+        first_line = str(error).strip().splitlines()[0] if error else "no reason given"
+        return EngineError(
+            f"the {name} actor is gone: {first_line}", field=name, cure="see its log; resume from the last checkpoint", retryable=True
+        )
+
+    def _see_off(self) -> None:
+        """Returns when the actors' processes on this host are gone."""
+        left = [process for pid in self._pids if (process := _process(pid)) is not None]
+        _, alive = psutil.wait_procs(left, timeout=STOP_PATIENCE_S)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+def _opened(body: bytes) -> Any:
+    frame = msgpack.unpackb(body, strict_map_key=False)
+    if "error" in frame:
+        raise error_from_wire(frame["error"])
+    return frame["result"]
+
+
+def _process(pid: int) -> psutil.Process | None:
+    """The process, if it is on this host and is one of ours; a pid of another node means nothing here."""
+    try:
+        process = psutil.Process(pid)
+        return process if process.environ().get("HEADRACE_RUN_ID") == os.environ.get("HEADRACE_RUN_ID") else None
+    except psutil.Error:
+        return None
