@@ -1,5 +1,7 @@
 """Opaque public ids and secrets. Called when a row is made; nothing here is derived from a row's number."""
 
+from __future__ import annotations
+
 import hashlib
 import secrets
 
@@ -27,7 +29,7 @@ def hash_secret(secret: str) -> str:
 class WithPublicId(models.Model):
     """Adds `public_id`, the only name of the row that URLs and clients see."""
 
-    public_id = models.CharField(max_length=LENGTH, unique=True, default=new_public_id, editable=False)
+    public_id: models.CharField[str, str] = models.CharField(max_length=LENGTH, unique=True, default=new_public_id, editable=False)
 
     class Meta:
         abstract = True

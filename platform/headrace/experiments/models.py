@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.conf import settings
 from django.db import models
@@ -15,6 +15,9 @@ from headrace.experiments.states import AttemptState, RunState, StateGuarded, St
 from headrace.identifiers import WithPublicId
 from headrace.teams.models import Team
 from headrace.teams.scoping import TeamScopedManager, UnscopedManager
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
 
 
 class Project(WithPublicId):
@@ -27,8 +30,8 @@ class Project(WithPublicId):
     created_at = models.DateTimeField(auto_now_add=True)
     archived_at = models.DateTimeField(null=True, blank=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["Project"]()
+    objects = TeamScopedManager["Project"]()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["team", "slug"], name="project_slug_once")]
@@ -48,8 +51,8 @@ class Experiment(WithPublicId):
     created_at = models.DateTimeField(auto_now_add=True)
     archived_at = models.DateTimeField(null=True, blank=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["Experiment"]()
+    objects = TeamScopedManager["Experiment"]()
 
     def __str__(self) -> str:
         return self.name
@@ -71,8 +74,8 @@ class Config(WithPublicId):
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["Config"]()
+    objects = TeamScopedManager["Config"]()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["team", "digest"], name="config_digest_once")]
@@ -123,8 +126,15 @@ class Run(WithPublicId, StateGuarded):
     archived_at = models.DateTimeField(null=True, blank=True)
     deleted_at = models.DateTimeField(null=True, blank=True)
 
-    unscoped = StateGuardedManager()
-    objects = TeamScopedManager()
+    if TYPE_CHECKING:
+        team_id: int
+        project_id: int
+        config_id: int
+        attempts: RelatedManager[Attempt]
+        transitions: RelatedManager[RunTransition]
+
+    unscoped = StateGuardedManager["Run"]()
+    objects = TeamScopedManager["Run"]()
 
     class Meta:
         constraints = [
@@ -167,8 +177,12 @@ class Attempt(WithPublicId, StateGuarded):
     provenance = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
-    unscoped = StateGuardedManager()
-    objects = TeamScopedManager()
+    if TYPE_CHECKING:
+        team_id: int
+        run_id: int
+
+    unscoped = StateGuardedManager["Attempt"]()
+    objects = TeamScopedManager["Attempt"]()
 
     class Meta:
         constraints = [
@@ -198,8 +212,8 @@ class RunTransition(models.Model):
     actor = models.CharField(max_length=254, help_text="E-mail of a person, or the name of the part that acted.")
     at = models.DateTimeField(default=timezone.now, editable=False)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["RunTransition"]()
+    objects = TeamScopedManager["RunTransition"]()
 
     class Meta:
         indexes = [models.Index(fields=["run", "at"])]
@@ -233,8 +247,8 @@ class Artifact(WithPublicId):
     version = models.BigIntegerField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["Artifact"]()
+    objects = TeamScopedManager["Artifact"]()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "kind", "path"], name="artifact_path_once")]

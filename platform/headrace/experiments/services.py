@@ -112,7 +112,7 @@ def create_upload(
             raise BadInput("this team has no project", field="project", cure="make a project first")
         fields = {"config": config, "project": home, "name": clean_line(name, field="name"), "source": Run.Source.UPLOAD}
         run, _ = _make_run(team, user, idempotency_key, fields)
-        attempt = run.attempts.order_by("-number").first()
+        attempt = run.attempts.latest("number")
         return run, attempt, issue_run_token(attempt)
 
 
@@ -144,7 +144,7 @@ def resume_run(run: Run, user: User | None) -> Attempt:
     if user is not None:
         require(user, "run.resume", run)
     with transaction.atomic():
-        last = Attempt.unscoped.select_for_update(of=("self",)).filter(run=run).order_by("-number").first()
+        last = Attempt.unscoped.select_for_update(of=("self",)).filter(run=run).latest("number")
         locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
         if locked.source == Run.Source.UPLOAD:
             raise WrongState("an uploaded run ran elsewhere", field="run", value=run.public_id, cure="clone it instead")

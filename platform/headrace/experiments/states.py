@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.db import models
 
+M = TypeVar("M", bound=models.Model)
 _writing = ContextVar("headrace_lifecycle_writing", default=False)
 
 
@@ -91,7 +92,7 @@ def lifecycle_writes() -> Iterator[None]:
         _writing.reset(token)
 
 
-class StateGuardedQuerySet(models.QuerySet[Any]):
+class StateGuardedQuerySet(models.QuerySet[M]):
     """Refuses the ways round save(): update, bulk_update, bulk_create."""
 
     def update(self, **values: Any) -> int:
@@ -116,8 +117,10 @@ class StateGuardedQuerySet(models.QuerySet[Any]):
         return super().bulk_create(rows, *args, **kwargs)
 
 
-class StateGuardedManager(models.Manager.from_queryset(StateGuardedQuerySet)):  # type: ignore[misc]
+class StateGuardedManager(models.Manager[M]):
     """Default manager of models with a guarded state."""
+
+    _queryset_class = StateGuardedQuerySet
 
 
 class StateGuarded(models.Model):
@@ -139,8 +142,8 @@ class StateGuarded(models.Model):
         self._loaded_state = self.__dict__.get("state")
 
     @classmethod
-    def from_db(cls, db: str | None, field_names: Any, values: Any) -> Any:
-        instance = super().from_db(db, field_names, values)
+    def from_db(cls, db: str | None, field_names: Any, values: Any, **options: Any) -> Any:
+        instance = super().from_db(db, field_names, values, **options)
         # A deferred state is left alone: reading it here would cost a query for every row.
         instance._loaded_state = instance.__dict__.get("state")
         return instance

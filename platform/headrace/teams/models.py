@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import PermissionsMixin
@@ -12,6 +12,9 @@ from django.utils import timezone
 
 from headrace.identifiers import WithPublicId
 from headrace.teams.scoping import TeamScopedManager, UnscopedManager
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models.manager import RelatedManager
 
 
 class UserManager(BaseUserManager["User"]):
@@ -44,6 +47,9 @@ class User(WithPublicId, AbstractBaseUser, PermissionsMixin):
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     objects = UserManager()
+
+    if TYPE_CHECKING:
+        memberships: RelatedManager[Membership]
 
     USERNAME_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
@@ -94,8 +100,12 @@ class Membership(models.Model):
     role = models.CharField(max_length=12, choices=Role.choices, default=Role.MEMBER)
     created_at = models.DateTimeField(auto_now_add=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    if TYPE_CHECKING:
+        team_id: int
+        user_id: int
+
+    unscoped = UnscopedManager["Membership"]()
+    objects = TeamScopedManager["Membership"]()
 
     class Meta:
         constraints = [
@@ -125,8 +135,12 @@ class ApiToken(WithPublicId):
     last_used_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    if TYPE_CHECKING:
+        team_id: int
+        user_id: int
+
+    unscoped = UnscopedManager["ApiToken"]()
+    objects = TeamScopedManager["ApiToken"]()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.hint}...)"
@@ -142,8 +156,8 @@ class SetupLink(models.Model):
     used_at = models.DateTimeField(null=True, blank=True)
     used_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["SetupLink"]()
+    objects = TeamScopedManager["SetupLink"]()
 
     def __str__(self) -> str:
         return f"set-up link of {self.team_id}, good until {self.expires_at:%Y-%m-%d %H:%M}"
@@ -163,8 +177,8 @@ class AuditEvent(models.Model):
     previous_hash = models.CharField(max_length=64, blank=True, default="")
     row_hash = models.CharField(max_length=64, unique=True)
 
-    unscoped = UnscopedManager()
-    objects = TeamScopedManager()
+    unscoped = UnscopedManager["AuditEvent"]()
+    objects = TeamScopedManager["AuditEvent"]()
 
     class Meta:
         indexes = [models.Index(fields=["team", "-created_at"])]

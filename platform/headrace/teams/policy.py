@@ -83,14 +83,18 @@ def role_in(user: Any, team: Team | int | None) -> Role | None:
 
 
 def _team_id(obj: Any) -> int | None:
+    found: int | None
     if isinstance(obj, Team):
-        return obj.pk
-    if hasattr(obj, "team_id"):
-        return obj.team_id
-    if hasattr(obj, "attempt"):
-        return obj.attempt.team_id
-    raise TypeError(f"no team owns a {type(obj).__name__}")
+        found = obj.pk
+    elif hasattr(obj, "team_id"):
+        found = obj.team_id
+    elif hasattr(obj, "attempt"):
+        found = obj.attempt.team_id
+    else:
+        raise TypeError(f"no team owns a {type(obj).__name__}")
+    return found
 
 
 def _made_by(obj: Any) -> int | None:
-    return getattr(obj, "created_by_id", None) or getattr(obj, "user_id", None)
+    maker: int | None = getattr(obj, "created_by_id", None) or getattr(obj, "user_id", None)
+    return maker
