@@ -26,7 +26,9 @@ def _prctl(option: int, value: int) -> None:
 
 def become_subreaper() -> None:
     """Called once by the supervisor: orphans of its children become its own children, so that it can see and end them."""
+    global _reaping
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _reaping = True
 
 
 def _die_with_parent() -> None:
@@ -99,10 +101,16 @@ def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Proces
 
 
 _popen_pids: set[int] = set()
+_reaping = False
 
 
 def reap_orphans() -> None:
-    """Collects dead processes that the subreaper inherited. Those started by `Child` are left to their Popen."""
+    """Collects dead processes that the subreaper inherited. Those started by `Child` are left to their Popen.
+
+    Only in a process that called `become_subreaper`: elsewhere a dead child's exit code belongs to whoever started it.
+    """
+    if not _reaping:
+        return
     for process in psutil.Process().children():
         if process.pid in _popen_pids:
             continue
