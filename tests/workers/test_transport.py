@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 import torch
+
 from workers import registry
 from workers.axes.transport.digest import digest_of
 from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix, sweep

@@ -30,7 +30,8 @@ class SlotCache:
         self.layers: list[torch.Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
 
     def _empty(self, slots: int, positions: int) -> torch.Tensor:
-        return torch.empty(2, slots, self._shape.kv_heads, positions, self._shape.head_dim, dtype=self._dtype)
+        # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
+        return torch.zeros(2, slots, self._shape.kv_heads, positions, self._shape.head_dim, dtype=self._dtype)
 
     def reserve(self, slots: int, positions: int) -> None:
         """Called before requests are admitted: `slots` slots of at least `positions` positions each."""

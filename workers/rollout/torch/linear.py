@@ -42,11 +42,13 @@ class Linear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            plain: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            return plain
         return functional.linear(rows, self._weight, self._bias)
 
     def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """residual + y, in one pass where packed."""
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+            added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+            return added
         return residual + functional.linear(rows, self._weight, self._bias)

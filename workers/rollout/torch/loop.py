@@ -174,7 +174,7 @@ class DecodeLoop:
         needed = max(len(sequence.request.prompt_ids) + sequence.request.max_new_tokens for sequence in admitted)
         self._slots.reserve(len(self._scheduler.running), needed)
         prompts = {tuple(sequence.request.prompt_ids): None for sequence in admitted}
-        found = {prompt: kept for prompt in prompts if (kept := self._prompts.find(prompt)) is not None}
+        found = {prompt: known for prompt in prompts if (known := self._prompts.find(prompt)) is not None}
         missing = [prompt for prompt in prompts if prompt not in found]
         for batch in self._batches([list(prompt) for prompt in missing]):
             kept, hidden = self._model.prefill([list(missing[index]) for index in batch], self.adapter)
@@ -228,6 +228,13 @@ class DecodeLoop:
         for first in range(0, len(sequences), width):
             part = sequences[first : first + width]
             tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part))
+            if not bool(logprobs.isfinite().all()):
+                raise EngineError(
+                    "the model's log-probs are not finite",
+                    field="model",
+                    value=f"version {self.adapter.version}",
+                    cure="look at the gradient norm of the last steps; a lower optimizer.learning_rate helps",
+                )
             for sequence, token, logprob in zip(part, tokens.tolist(), logprobs.tolist(), strict=True):
                 sequence.append(token, logprob, self.adapter.version)
         self.counters.generated_tokens += len(sequences)

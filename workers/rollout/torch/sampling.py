@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy
+import numpy.typing
 import torch
 
 _BLOCK_ROWS = 8  # rows softmaxed at a time: their probabilities stay in the core's cache while chunk sums are taken
@@ -37,7 +38,7 @@ def uniforms(keys: list[int], positions: list[int]) -> torch.Tensor:
     return torch.from_numpy((bits.astype(numpy.float64) + 0.5) * 2.0**-53)
 
 
-def _mix(state: numpy.ndarray) -> numpy.ndarray:
+def _mix(state: numpy.typing.NDArray[numpy.uint64]) -> numpy.typing.NDArray[numpy.uint64]:
     state = (state ^ (state >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
     return state ^ (state >> numpy.uint64(31))
@@ -84,16 +85,13 @@ def _draw_whole(logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch
     target = numbers.view(-1, 1) * cumulative[:, -1:]
     chunk = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
     before = torch.where(chunk > 0, cumulative.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    inner = torch.cat([block[torch.arange(block.shape[0]), picked] for block, picked in _paired(probabilities, chunk.view(-1))])
+    picked = chunk.view(-1).tensor_split(list(range(_BLOCK_ROWS, count, _BLOCK_ROWS)))
+    inner = torch.cat([block[torch.arange(block.shape[0]), chosen] for block, chosen in zip(probabilities, picked, strict=True)])
     steps = inner.double().cumsum(-1)
     # The chunk's own sum may differ from the first level's in its last bits: stay below it, on a token that has probability.
     rest = torch.minimum(target - before, steps[:, -1:] * (1 - 1e-12))
     within = torch.searchsorted(steps, rest, right=True).clamp_(max=width - 1)
     return (chunk * width + within).view(-1), inner.gather(1, within).log().view(-1)
-
-
-def _paired(blocks: list[torch.Tensor], chunk: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(zip(blocks, chunk.split([block.shape[0] for block in blocks]), strict=True))
 
 
 def _draw_truncated(
