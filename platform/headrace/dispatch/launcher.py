@@ -72,7 +72,8 @@ def submit(attempt: Attempt) -> None:
     folder = write_files(attempt)
     submission_id = f"run-{attempt.run.public_id}-{attempt.number}"
     jobs = jobs_of(attempt)
-    variables = {RUN_VARIABLE: attempt.run.public_id, "HEADRACE_ATTEMPT": attempt.public_id}
+    # The driver gives its actors variables of its own; without the last one Ray refuses to add them to the job's.
+    variables = {RUN_VARIABLE: attempt.run.public_id, "HEADRACE_ATTEMPT": attempt.public_id, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
     fresh = jobs.submit(submission_id, entrypoint(attempt, folder), variables)
     lifecycle.attempt_submitted(attempt, submission_id)
     log.info("run %s: job %s %s", attempt.run.public_id, submission_id, "submitted" if fresh else "was submitted before")

@@ -50,7 +50,8 @@ def prepare_model(supervisor: Supervisor, config: dict[str, Any]) -> None:
     if "/" in path or (folder / "config.json").is_file():
         return
     supervisor.say("preparing the model (once)")
-    supervisor.run_once("prepare-model", [sys.executable, "-m", "workers", "prepare-model", "--out", str(supervisor.layout.models)], timeout_s=900)
+    argv = [sys.executable, "-m", "workers", "prepare-model", "--out", str(supervisor.layout.models)]
+    supervisor.run_once("prepare-model", argv, timeout_s=900)
 
 
 def sign_in_link(console: Console) -> str:
