@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from headrace.schema_form import Field, Submitted, as_text, fields_of, lookup
 
 Errors = dict[str, list[str]]
-Config = TypeVar("Config", bound=BaseModel)
 
 
 def parse(schema: Mapping[str, Any], submitted: Submitted) -> tuple[dict[str, Any], Errors]:
@@ -78,35 +75,6 @@ def _read_number(item: Field, raw: str) -> int | float:
     except ValueError:
         wanted = "a whole number" if item.kind == "integer" else "a number"
         raise ValueError(f"“{raw[:60]}” is not {wanted}. Write it with digits, for example {as_text(item, item.default) or '1'}.") from None
-
-
-def validate(model: type[Config], data: Mapping[str, Any]) -> tuple[Config | None, Errors]:
-    """The model, or its faults by dotted path. Paths of list items and options belong to their field."""
-    try:
-        return model.model_validate(dict(data)), {}
-    except ValidationError as fault:
-        known = fields_of(model.model_json_schema())
-        errors: Errors = {}
-        for entry in fault.errors(include_url=False):
-            errors.setdefault(_owner(known, entry["loc"]), []).append(_sentence(entry))
-        return None, errors
-
-
-def _owner(known: Mapping[str, Field], location: tuple[int | str, ...]) -> str:
-    """The longest known field path that a fault's location begins with; "" for the form as a whole."""
-    for end in range(len(location), 0, -1):
-        path = ".".join(str(part) for part in location[:end])
-        if path in known:
-            return path
-    return ""
-
-
-def _sentence(entry: Mapping[str, Any]) -> str:
-    """Limits and the value given, in one sentence; the input beside it is the cure."""
-    given = entry.get("input")
-    shown = "" if given is None or isinstance(given, dict | list) else f" Given: {str(given)[:60] or 'nothing'}."
-    text = str(entry["msg"]).removeprefix("Value error, ").replace("Input should be", "Must be").strip().rstrip(".")
-    return f"{text}.{shown}"
 
 
 def differences(schema: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:

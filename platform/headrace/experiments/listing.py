@@ -1,0 +1,74 @@
+"""Rows of the run list: what is shown of a run at a glance, read with a fixed number of queries plus one a sparkline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from headrace.experiments.models import Run
+from headrace.experiments.selectors import runs_for
+from headrace.experiments.states import RunState
+from headrace.teams.models import Team
+from headrace.telemetry import series
+from headrace.telemetry.models import Series
+
+PAGE = 50
+SPARKLINES = 25
+REWARD = "reward/mean"
+SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 24, 48
+
+
+def matching(user: Any, team: Team | None, *, state: str = "", text: str = "") -> QuerySet[Run]:
+    """The team's runs that fit the filters, newest first."""
+    runs = runs_for(user, team)
+    if state in RunState.values:
+        runs = runs.filter(state=state)
+    if text:
+        words = (
+            Q(name__icontains=text) | Q(preset__icontains=text) | Q(public_id=text) | Q(config__data__environment__dataset__icontains=text)
+        )
+        runs = runs.filter(words)
+    return runs
+
+
+def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What the list shows of these runs (of one team)."""
+    if not runs:
+        return []
+    found = Series.objects.for_team(runs[0].team_id).filter(attempt__run__in=runs, name=REWARD)
+    latest = {item.attempt.run_id: item for item in found.select_related("attempt").order_by("attempt__number")}
+    return [_row(run, latest.get(run.pk), spark=index < SPARKLINES) for index, run in enumerate(runs)]
+
+
+def _row(run: Run, latest: Series | None, *, spark: bool) -> dict[str, Any]:
+    data = run.config.data
+    return {
+        "id": run.public_id,
+        "name": run.name,
+        "state": run.state,
+        "task": data["environment"]["dataset"],
+        "preset": run.preset.partition("@")[0],
+        "step": latest.last_step if latest else None,
+        "steps_total": data["budget"]["steps"],
+        "reward": latest.last_value if latest else None,
+        "spark": sparkline(run) if latest and spark else "",
+        "started": run.created_at,
+        "by": run.created_by.get_short_name() if run.created_by else run.get_source_display(),
+    }
+
+
+def sparkline(run: Run) -> str:
+    """Points of an SVG polyline over the run's reward; "" below two finite values."""
+    columns = series.read(run, [REWARD], x="step", lo=None, hi=None, buckets=SPARK_POINTS).get(REWARD)
+    if not columns:
+        return ""
+    points = [(step, value) for step, value in zip(columns["step"], columns["value"], strict=True) if value is not None]
+    if len(points) < 2:
+        return ""
+    low, high = min(0.0, min(value for _, value in points)), max(1e-9, max(value for _, value in points))
+    first, last = points[0][0], points[-1][0]
+    span, height = max(1, last - first), high - low
+    placed = ((SPARK_WIDTH * (step - first) / span, SPARK_HEIGHT * (1 - (value - low) / height)) for step, value in points)
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)

@@ -1,0 +1,18 @@
+"""Pages of runs."""
+
+from django.urls import path
+
+from headrace.experiments import new_run, views
+
+app_name = "experiments"
+
+urlpatterns = [
+    path("", views.home, name="home"),
+    path("runs/", views.run_list, name="runs"),
+    path("runs/new/", new_run.new_run, name="new"),
+    path("runs/<str:public_id>/", views.run_detail, name="run"),
+    path("runs/<str:public_id>/config.json", views.config_json, name="config"),
+    path("runs/<str:public_id>/cancel/", views.cancel, name="cancel"),
+    path("runs/<str:public_id>/resume/", views.resume, name="resume"),
+    path("help/axes/", views.axes_help, name="axes"),
+]

@@ -1,0 +1,164 @@
+"""Pages of runs: the list, one run, its buttons. Thin: selectors read, services write, the policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from headrace import figures
+from headrace.experiments import forms, listing, selectors, services
+from headrace.experiments.models import Run
+from headrace.experiments.states import RunState
+from headrace.schema_form import lookup
+from headrace.teams.policy import can
+from headrace.teams.services import NotAllowed
+from headrace.teams.views import current_team
+from workers.contract import axes, events, metrics
+from workers.contract.config import RunConfig
+from workers.contract.errors import HeadraceError
+
+
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    return redirect("/runs/")
+
+
+@require_safe
+def run_list(request: HttpRequest) -> HttpResponse:
+    """?state=&q= filter; ?rows=1 answers with the table alone, for the page's own refresh."""
+    team = current_team(request)
+    state, text = request.GET.get("state", ""), request.GET.get("q", "").replace("\x00", "").strip()[:200]
+    found = list(listing.matching(request.user, team, state=state, text=text)[: listing.PAGE + 1])
+    context = {
+        "section": "runs",
+        "team": team,
+        "rows": listing.rows(found[: listing.PAGE]),
+        "more": len(found) > listing.PAGE,
+        "any_runs": bool(found) or selectors.runs_for(request.user, team).exists(),
+        "states": RunState.choices,
+        "state": state,
+        "q": text,
+    }
+    return render(request, "runs/rows.html" if request.GET.get("rows") else "runs/list.html", context)
+
+
+@require_safe
+def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The frame of the live page; its modules fetch snapshot and series and join the socket."""
+    run = visible_run(request, public_id)
+    data = run.config.data
+    facts = {
+        "task": lookup(data, "environment.dataset"),
+        "model": lookup(data, "model.path"),
+        "steps": lookup(data, "budget.steps"),
+        "by": run.created_by.get_short_name() if run.created_by else run.get_source_display(),
+    }
+    context = {
+        "section": "runs",
+        "run": run,
+        "facts": facts,
+        "can_control": can(request.user, "run.cancel", run),
+        "can_create": can(request.user, "run.create", run.team),
+        "cancellable": run.state in RunState.active() and run.state != RunState.STOPPING,
+        "resumable": run.state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) and run.source != Run.Source.UPLOAD,
+        "charts": figures.charts(),
+        "config_blocks": config_blocks(data),
+        "page_data": {"run": run.public_id, "charts": [chart.as_dict() for chart in figures.charts()], "series": figures.series_names()},
+    }
+    return render(request, "runs/detail.html", context)
+
+
+@require_safe
+def config_json(request: HttpRequest, public_id: str) -> HttpResponse:
+    """The resolved config, as `python -m workers run` takes it."""
+    run = visible_run(request, public_id)
+    response = JsonResponse(run.config.data, json_dumps_params={"indent": 2})
+    response["Content-Disposition"] = f'attachment; filename="{run.public_id}-config.json"'
+    return response
+
+
+@require_POST
+def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Asks the run to stop; the last complete checkpoint stands."""
+    return _press(request, public_id, services.cancel_run)
+
+
+@require_POST
+def resume(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Queues a new attempt from the last complete checkpoint."""
+    return _press(request, public_id, services.resume_run)
+
+
+@require_safe
+def axes_help(request: HttpRequest) -> HttpResponse:
+    """What each axis, metric and event means: the contract's own tables."""
+    schema = forms.schema()
+    path_of = {axis: path for path, axis in forms.AXIS_OF_FIELD.items()}
+    described = {section_block.name: section_block for section in forms.sections() for section_block in section.blocks}
+    rows = [
+        {
+            "name": axis,
+            "title": forms.AXIS_TITLES.get(axis, axis.replace("_", " ").capitalize()),
+            "path": path_of.get(axis, axis),
+            "help": described[axis].description if axis in described else schema["properties"].get(axis, {}).get("description", ""),
+            "kinds": [{"name": kind, "description": axes.DESCRIPTIONS[axis].get(kind, "")} for kind in kinds],
+        }
+        for axis, kinds in axes.AXES.items()
+    ]
+    context = {"section": "help", "axes": rows, "metrics": metrics.CATALOGUE.values(), "events": events.DESCRIPTIONS.items()}
+    return render(request, "help/axes.html", context)
+
+
+def visible_run(request: HttpRequest, public_id: str) -> Run:
+    """The run, or 404 for one that is not there or belongs to others."""
+    try:
+        return selectors.run_for(request.user, public_id)
+    except Run.DoesNotExist:
+        raise Http404("no such run") from None
+
+
+def config_blocks(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The config as a reader sees it: every field by block, those that differ from the default marked."""
+    default = RunConfig().as_json()
+    blocks = [block for section in forms.sections(data) for block in section.blocks]
+    return [
+        {
+            "title": block.title,
+            "rows": [
+                {
+                    "title": item.title,
+                    "help": item.path,
+                    "unit": item.unit,
+                    "value": _shown(item.value),
+                    "changed": lookup(data, item.path) != lookup(default, item.path),
+                }
+                for item in block.fields
+            ],
+        }
+        for block in blocks
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return str(value) if value not in ("", None) else "none"
+
+
+def _press(request: HttpRequest, public_id: str, action: Callable[[Run, Any], Any]) -> HttpResponse:
+    run = visible_run(request, public_id)
+    try:
+        action(run, request.user)
+    except NotAllowed as fault:
+        raise PermissionDenied(fault.message) from None
+    except HeadraceError as fault:
+        messages.error(request, f"{fault.message[:1].upper()}{fault.message[1:]}." + (f" To do: {fault.cure}." if fault.cure else ""))
+    return redirect(f"/runs/{run.public_id}/")
