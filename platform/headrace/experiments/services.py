@@ -211,6 +211,7 @@ def delete_run(run: Run, user: User) -> None:
     if locked.deleted_at is None:
         locked.deleted_at = timezone.now()
         locked.save(update_fields=["deleted_at"])
+        Attempt.unscoped.filter(run=locked).update(token_hash="")
         audit.record("run.delete", user=user, team=locked.team, obj=locked)
 
 
