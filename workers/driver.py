@@ -20,6 +20,7 @@ from typing import Any
 
 from workers import models, registry
 from workers.axes.orchestration.base import Orchestration, Pools
+from workers.axes.transport.shared_memory import sweep
 from workers.checkpoint import Checkpoint, Checkpoints
 from workers.clock import WallClock
 from workers.contract.config import RunConfig
@@ -27,8 +28,8 @@ from workers.contract.errors import Cancelled, CheckpointError, ConfigError, Env
 from workers.contract.events import Control
 from workers.contract.loading import diff
 from workers.emit import Emitter
-from workers.environments.build import build as build_environment
 from workers.environments.base import Environment
+from workers.environments.build import build as build_environment
 from workers.ledger import SampleLedger, TimeLedger
 from workers.pipeline import TRAINER, Parts, Pipeline
 from workers.pool import Pool
@@ -109,6 +110,7 @@ class Driver:
         finally:
             cancel.cancel()
             await orchestration.stop()
+            sweep(self.run_id)  # a killed sender cannot unlink its own
             shutil.rmtree(self.scratch, ignore_errors=True)
         return self._finish(error)
 
