@@ -73,7 +73,8 @@ def valkey(layout: Layout, env: dict[str, str]) -> Child:
     """Only on a unix socket that nobody else may open, and without a file: its messages are wake-ups, not truth."""
     argv = [str(valkey_program()), "--port", "0", "--unixsocket", str(layout.valkey_socket), "--unixsocketperm", "700"]
     argv += ["--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", str(layout.runtime), "--maxmemory", "256mb"]
-    argv += ["--maxmemory-policy", "volatile-ttl"]
+    # Its title would be written over its environment, and with it the mark by which a later start knows it.
+    argv += ["--maxmemory-policy", "volatile-ttl", "--set-proc-title", "no"]
     return _child("valkey", argv, layout, env, lambda: _answers(layout.valkey_socket), 20)
 
 

@@ -37,6 +37,7 @@ class Supervisor:
         self.env: dict[str, str] = {}
         self.stop_asked = 0
         self.django_ready = False
+        self.owns = False  # only the owner of the data folder may end what runs on it
 
     # --- start
 
@@ -47,6 +48,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         cleared = pidfile.claim(self.layout)
+        self.owns = True
         if cleared:
             self.say(f"cleared {cleared} processes of an earlier start that was killed")
         preflight.check_port(self.layout.port)
@@ -153,6 +155,8 @@ class Supervisor:
     def stop(self) -> list[int]:
         """Runs first, then every process, then files. Returns pids that could not be ended (empty: nothing is left)."""
         began = time.monotonic()
+        if not self.owns:
+            return []
         if self.django_ready:
             from headrace.dispatch.stopping import stop_active_runs
 
@@ -175,7 +179,8 @@ class Supervisor:
         survivors = end({p.pid: p for p in [*carrying(MARK, self.layout.mark), *pidfile.leftovers(self.layout)]}.values(), grace_s=0)
         reap_orphans()
         self.layout.clear()
-        self.say(f"stopped in {time.monotonic() - began:.1f} s")
+        if self.children:
+            self.say(f"stopped in {time.monotonic() - began:.1f} s")
         return [p.pid for p in survivors]
 
     def use_django(self) -> None:
