@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
 from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -284,6 +286,16 @@ def test_derived_equals_rebuilt(rig: Rig) -> None:
     assert rebuild(rig.attempt) == 40
     assert derived_content(rig) == before
     assert before["series"]["dense"][0] == 12_000 and any(key.startswith("dense/1") for key in before["levels"])
+
+
+def test_the_rebuild_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    push(rig.attempt, [metric(0.5)])
+    Series.unscoped.all().delete()
+    call_command("rebuild_telemetry", rig.run.public_id)
+    assert Series.unscoped.get().count == 1
+    assert f"{rig.run.public_id} attempt 1: 1 batches" in capsys.readouterr().out
+    with pytest.raises(CommandError):
+        call_command("rebuild_telemetry", "nobody")
 
 
 def derived_content(rig: Rig) -> dict[str, Any]:

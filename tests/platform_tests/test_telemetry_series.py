@@ -28,6 +28,7 @@ def same(one: Rows, other: Rows) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True) for name in one.__slots__)
 
 
+@settings(deadline=None)
 @given(values=VALUES)
 def test_packing_keeps_every_bit(values: np.ndarray) -> None:
     rows = points(values)
@@ -70,6 +71,7 @@ def test_levels_agree_with_the_points_below(seed: int) -> None:
     np.testing.assert_allclose(twice.mean, direct.mean, rtol=1e-9, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 500), buckets=st.integers(2, 100))
 def test_bucketing_keeps_every_point_and_the_limit(n: int, buckets: int) -> None:
     rows = points(np.arange(n, dtype=np.float64))

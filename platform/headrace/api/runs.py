@@ -14,6 +14,7 @@ from headrace.experiments import services
 from headrace.experiments.models import Project, Run
 from headrace.experiments.problems import BadInput
 from headrace.experiments.states import RunState
+from headrace.identifiers import new_public_id
 from headrace.teams.models import Team
 from headrace.teams.services import NotAllowed
 from headrace.telemetry import selectors, series
@@ -44,7 +45,7 @@ class UploadIn(Schema):
 
     name: str = Field(min_length=1, max_length=200)
     config: dict[str, Any]
-    idempotency_key: str = Field(min_length=1, max_length=200)
+    idempotency_key: str | None = Field(None, min_length=1, max_length=200, description="absent: every request makes a new run")
     project: str | None = None
 
 
@@ -158,7 +159,7 @@ def create_upload(request: HttpRequest, payload: UploadIn) -> Status[dict[str, A
         user=caller.user,
         data=payload.config,
         name=payload.name,
-        idempotency_key=payload.idempotency_key,
+        idempotency_key=payload.idempotency_key or f"upload-{new_public_id()}",
         project=_project(caller, team, payload.project) if payload.project else None,
     )
     answer = {

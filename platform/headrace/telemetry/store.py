@@ -178,12 +178,14 @@ def _chunk(series: Series, level: int, index: int, rows: Rows, compress: bool = 
 
 def _update_latest(attempt: Attempt, found: Derived, last_seq: int) -> None:
     latest, _ = LatestState.unscoped.get_or_create(attempt=attempt)
+    changed = {"seq", "t", "step", "updated_at", *found.latest}
     for kind, summary in found.latest.items():
         setattr(latest, kind, summary)
     if found.evaluations:
+        changed.add("evaluation")
         latest.evaluation = [*(latest.evaluation or []), *found.evaluations][-KEPT_EVALUATIONS:]
     newest = max((s for s in found.latest.values()), key=lambda s: s["seq"], default=None)
     if newest is not None and math.isfinite(newest["t"]):
         latest.t, latest.step = newest["t"], newest["step"]
     latest.seq = last_seq
-    latest.save()
+    latest.save(update_fields=changed)
