@@ -116,7 +116,7 @@ def digest(columns: Columns) -> str:
     return hashlib.sha256(canonical(columns)).hexdigest()
 
 
-def unpack(body: bytes, first_seq: int, codec: str = CODEC) -> Columns:
+def unpack(body: bytes | memoryview, first_seq: int, codec: str = CODEC) -> Columns:
     """The inverse of `pack`."""
     if codec != CODEC:
         raise ValueError(f"EventBatch.codec: {codec!r} is not known; this version reads {CODEC!r}")
