@@ -134,6 +134,27 @@ def _sync() -> Chart:
     )
 
 
+def _sync_phases() -> Chart:
+    rows = (("sync/export_s", "export", "chart-1"), ("sync/transfer_s", "transfer", "chart-4"), ("sync/apply_s", "apply", "chart-5"))
+    traces = [
+        go.Bar(
+            x=[],
+            y=[],
+            name=name,
+            marker={"line": {"width": 0}},
+            hovertemplate="%{y:.3g} ms",
+            meta={"series": series, "scale": 1000.0, "color": color},
+        )
+        for series, name, color in rows
+    ]
+    return Chart(
+        "sync-phases",
+        "Phases of a sync",
+        "Export: the trainer writes and hashes. Transfer: engines read and check. Apply: until the pointer is flipped.",
+        go.Figure(traces, _layout("ms", barmode="stack", bargap=0.1)),
+    )
+
+
 def _lag() -> Chart:
     traces = [
         go.Bar(
@@ -218,6 +239,7 @@ CHARTS: tuple[Callable[[], Chart], ...] = (
     _buffer,
     _lag,
     _sync,
+    _sync_phases,
     _throughput,
     _step_time,
     _gap,

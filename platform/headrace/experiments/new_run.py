@@ -26,7 +26,7 @@ from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError
 
 # Suggestions beside the task field; any other reasoning-gym name or .jsonl path is as good.
-DATASETS = [
+DATASETS = (
     "basic_arithmetic",
     "chain_sum",
     "count_bits",
@@ -42,7 +42,7 @@ DATASETS = [
     "simple_equations",
     "spell_backward",
     "word_sorting",
-]
+)
 
 
 @dataclass

@@ -15,10 +15,12 @@ function vital(name, value, small) {
   node.replaceChildren(known ? value : "no data yet", ...(known && small ? [" ", el("small", {}, small)] : []));
 }
 
+// The driver's own clock counts: a run may have been uploaded long after it was trained.
 function times(store) {
-  const start = store.attempt?.started ? Date.parse(store.attempt.started) / 1000 : null;
-  const end = store.attempt?.ended ? Date.parse(store.attempt.ended) / 1000 : isOver(store.run) ? store.finished?.t ?? null : Date.now() / 1000;
-  return { start, elapsed: start !== null && end !== null ? end - start : null };
+  const wall = store.state?.time?.wall_s;
+  const start = typeof wall === "number" ? store.state.t - wall : store.attempt?.started ? Date.parse(store.attempt.started) / 1000 : null;
+  if (start === null) return { start, elapsed: null };
+  return { start, elapsed: isOver(store.run) ? wall ?? null : Math.max(0, Date.now() / 1000 - start) };
 }
 
 export function startOf(store) {
