@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,27 @@ def test_a_run_trained_elsewhere_is_uploaded(live: Live, tmp_path: Path) -> None
     headers = {"Authorization": f"Bearer {live.api_token}"}
     got = httpx.get(f"{live.url}/api/v1/runs/{where.run}", headers=headers, trust_env=False).json()
     assert (got["name"], got["state"], got["source"], got["summary"]) == ("from elsewhere", "succeeded", "upload", {"steps": 1})
+
+
+def test_senders_at_the_same_time_store_each_event_once(live: Live, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    emitter = Emitter(folder / "spool")
+    for step in range(1500):
+        emitter.step = step
+        emitter.metrics({"reward/mean": step / 1500})
+    emitter.close()
+    (folder / "config.json").write_text(loading.resolve(preset="demo").model_dump_json())
+    (tmp_path / "token").write_text(live.api_token)
+    where = register(folder, live.url, tmp_path / "token", "three senders")
+    with ThreadPoolExecutor(3) as pool:
+        sent = [pool.submit(Shipper(where, folder / "spool").ship_all) for _ in range(3)]
+        assert [future.result() for future in sent] == [1500] * 3
+    reply = httpx.get(
+        f"{live.url}/runs/{where.run}/series.json?names=reward/mean&buckets=2000", headers=live.cookie(live.session), trust_env=False
+    )
+    got = reply.json()
+    assert got["through_seq"] == 1500
+    assert got["series"]["reward/mean"]["value"] == [step / 1500 for step in range(1500)]
 
 
 def test_a_body_without_an_announced_length_is_bounded_too(live: Live) -> None:

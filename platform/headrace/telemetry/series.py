@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,7 +129,7 @@ def _read_rows_once(run: Run, series: list[int], x: Axis, lo: float | None, hi: 
         chunks = chunks.filter(**{f"{high}__gte": lo})
     if hi is not None:
         chunks = chunks.filter(**{f"{low}__lte": hi})
-    heads: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    heads: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for head in chunks.order_by("series_id", "level", "index").values("id", "series_id", "level", "n", "sealed"):
         heads[head["series_id"]].append(head)
     chosen = {pk: _choose(rows) for pk, rows in heads.items()}
@@ -142,7 +142,7 @@ def _read_rows_once(run: Run, series: list[int], x: Axis, lo: float | None, hi: 
     }
 
 
-def _choose(heads: list[dict[str, Any]]) -> tuple[int, list[int]]:
+def _choose(heads: list[Mapping[str, Any]]) -> tuple[int, list[int]]:
     """(level, chunk ids in order): all chunks of the level, then the open tails of the levels below."""
     points = sum(head["n"] for head in heads if head["level"] == 0)
     highest = max(head["level"] for head in heads)
