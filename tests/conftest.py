@@ -9,12 +9,16 @@ from pathlib import Path
 import django
 import pytest
 
+if "DJANGO_SETTINGS_MODULE" in os.environ:
+    # pytest-django has read the settings by now, from the caller's environment: the tests would run in the caller's data folder.
+    pytest.exit("DJANGO_SETTINGS_MODULE is set -> unset it: the tests choose their own settings", returncode=2)
+
 _DATA_DIR = Path(tempfile.mkdtemp(prefix="headrace-tests-"))
 
 # The tests' own world: nothing of the caller's environment leaks in, and nothing is written outside _DATA_DIR.
 for _name in [name for name in os.environ if name.startswith("HEADRACE_") and not name.startswith("HEADRACE_TEST_")]:
     del os.environ[_name]
-# Set here, not in pyproject.toml: pytest-django would read the settings before this file has run.
+# Not in pyproject.toml: pytest-django would read the settings before this file has run.
 os.environ["DJANGO_SETTINGS_MODULE"] = "headrace.settings"
 os.environ["HEADRACE_DATA_DIR"] = str(_DATA_DIR)
 os.environ["HEADRACE_SECRET_KEY"] = "only-for-tests-" + "0123456789abcdefghijklmnopqrstuvwxyz" * 2
