@@ -1,0 +1,106 @@
+"""AdamW on the float32 masters: schedule, gradient clip, and what happens when numbers are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.contract.config import Optimizer
+from workers.contract.errors import CheckpointError, NonFinite
+
+
+class Stepper:
+    """One optimizer with its counters. attempts counts optimizer steps, skipped ones included: it drives the schedule."""
+
+    def __init__(self, masters: Mapping[str, Tensor], options: Optimizer, total_steps: int) -> None:
+        self.masters = dict(masters)
+        self.options = options
+        self.total_steps = total_steps
+        self.attempts = 0
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        for master in self.masters.values():
+            master.requires_grad_(True)
+        self.adamw = torch.optim.AdamW(
+            list(self.masters.values()),
+            lr=options.learning_rate,
+            betas=(options.beta1, options.beta2),
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            foreach=True,
+        )
+
+    def learning_rate(self, attempt: int) -> float:
+        """Of optimizer step `attempt` (from 0): linear warm-up, then constant, or down to 0 just after the budget's last step."""
+        options = self.options
+        if attempt < options.warmup_steps:
+            return options.learning_rate * (attempt + 1) / options.warmup_steps
+        if options.schedule == "constant":
+            return options.learning_rate
+        rest = max(1, self.total_steps - options.warmup_steps)
+        done = min(1.0, (attempt - options.warmup_steps) / rest)
+        return options.learning_rate * (1 - done if options.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+    def step(self, loss: float) -> dict[str, float]:
+        """Clips and steps on the gradients gathered; clears them. Returns {} where the step was skipped.
+
+        Raises NonFinite when loss or gradient was NaN or infinite too many times in a row.
+        """
+        rate = self.learning_rate(self.attempts)
+        self.attempts += 1
+        for master in self.masters.values():
+            if master.grad is None:  # a batch that teaches nothing: the gradient is 0, and momentum goes on
+                master.grad = torch.zeros_like(master)
+        norm = float(torch.nn.utils.get_total_norm([master.grad for master in self.masters.values() if master.grad is not None]))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.clear()
+            self._skip(loss, norm)
+            return {}
+        torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.options.max_grad_norm, torch.tensor(norm))
+        self.adamw.param_groups[0]["lr"] = rate
+        self.adamw.step()
+        self.clear()
+        self.skipped_in_a_row = 0
+        return {"loss/grad_norm": norm, "loss/learning_rate": rate}
+
+    def clear(self) -> None:
+        """Forgets gradients: after a step, and when a batch is given up half-way."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Tensors for a safetensors file, counters for a JSON file. Nothing is pickled."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            for key, value in self.adamw.state.get(master, {}).items():
+                tensors[f"{key}/{name}"] = value.detach().clone()
+        return tensors, {"attempts": self.attempts, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
+        """The inverse of `state`. Raises CheckpointError where tensors do not belong to these parameters."""
+        state: dict[Tensor, dict[str, Any]] = {}
+        for full, value in tensors.items():
+            key, _, name = full.partition("/")
+            if name not in self.masters:
+                raise CheckpointError(
+                    "the optimizer's state belongs to other adapters", value=full, cure="resume with the run's own config"
+                )
+            state.setdefault(self.masters[name], {})[key] = value.clone()
+        self.adamw.state.clear()
+        self.adamw.state.update(state)
+        self.attempts, self.skipped = int(counters["attempts"]), int(counters["skipped"])
+        self.skipped_in_a_row = int(counters["skipped_in_a_row"])
+
+    def _skip(self, loss: float, norm: float) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.options.stop_after_non_finite:
+            raise NonFinite(
+                f"loss {loss} or gradient norm {norm} was not finite {self.skipped_in_a_row} times in a row",
+                field="optimizer.learning_rate",
+                value=self.options.learning_rate,
+                cure="lower the learning rate, or resume from a checkpoint before it happened",
+            )

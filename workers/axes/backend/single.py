@@ -1,0 +1,208 @@
+"""One trainer process: a frozen base model, adapters that learn, micro-batches by token budget."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers import models
+from workers.axes.backend import saving
+from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
+from workers.axes.backend.optimizer import Stepper
+from workers.axes.backend.passes import check_layout, forward
+from workers.axes.backend.prepare import Prepared, prepare
+from workers.axes.lora.adapter_only import AdapterOnly
+from workers.axes.lora.base import child_generator
+from workers.axes.transport.base import Transport
+from workers.contract.config import RunConfig
+from workers.contract.errors import Cancelled
+from workers.learn.aggregation import Denominators, aggregate
+from workers.learn.corrections import token_tis
+from workers.learn.diagnostics import masked_mean, mismatch
+from workers.learn.losses import TokenLoss, ppo, reinforce_is
+from workers.records import Batch, Manifest, StepResult
+
+
+@dataclass
+class _Tally:
+    """What one batch gathers while it is trained. By item index: the trainer's log-probs before the update, and entropies."""
+
+    logprobs: dict[int, Tensor] = field(default_factory=dict)
+    entropy: dict[int, Tensor] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    clipped: int = 0
+    judged: int = 0
+    stepped: dict[str, float] = field(default_factory=dict)
+
+
+class SingleProcessTrainer:
+    """See workers.axes.backend.base.Trainer. Adapters are float32, whatever the model's type."""
+
+    def __init__(self, config: RunConfig, scratch: Path, transport: Transport) -> None:
+        strict = config.determinism == "strict"
+        self._threads = 1 if strict else config.backend.threads
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        self._config = config
+        self._transport = transport
+        self._interrupted = threading.Event()
+        self._steps = 0  # batches trained
+        transformers: Any = import_module("transformers")
+        dtype = torch.float32 if strict else getattr(torch, config.model.dtype)
+        folder = models.locate(config.model.path)
+        transformers.utils.logging.disable_progress_bar()
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model.eval()  # no dropout: log-probs are of the policy that samples
+        check_layout(self._model, config.model.path)
+        self._adapters = AdapterOnly(self._model, config.lora, config.seed)
+        batch = config.batch
+        self._stepper = Stepper(self._adapters.masters, config.optimizer, config.budget.steps * batch.epochs * batch.minibatches)
+
+    def train(self, batch: Batch) -> StepResult:
+        """One batch: `epochs` x `minibatches` optimizer steps. With one step, old log-probs are those of its own forward pass."""
+        started = time.perf_counter()
+        if self._threads:
+            torch.set_num_threads(self._threads)  # OpenMP counts threads for each calling thread apart
+        prepared = prepare(batch, self._config)
+        items = [item for group in prepared.groups for item in group]
+        tally = _Tally()
+        if items:
+            plan = self._plan(prepared, batch.step)
+            if len(plan) > 1:
+                self._recompute(items, tally)
+            for chosen in plan:
+                self._optimizer_step(prepared, chosen, tally)
+        self._steps += 1
+        return StepResult(
+            step=batch.step,
+            metrics=self._metrics(items, tally),
+            advantages=prepared.advantages,
+            logprobs={item.id: tally.logprobs[item.index].tolist() for item in items},
+            skipped=not tally.stepped,
+            seconds=time.perf_counter() - started,
+        )
+
+    def publish(self, version: int) -> Manifest:
+        """The adapters in the model's type, by PEFT's names."""
+        return self._transport.send(self._adapters.payload(), version, self._config.transport.payload)
+
+    def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
+        """Saves or restores adapters, optimizer and counters. Random streams are counted, not stateful: steps name them."""
+        if restore:
+            counters = saving.restore(folder, self._adapters, self._stepper)
+            self._steps = int(counters["steps"])
+            return counters
+        return saving.save(folder, self._adapters, self._stepper, self._config.model.path, {"steps": self._steps})
+
+    def interrupt(self) -> None:
+        """`train` raises Cancelled before its next micro-batch; the adapters stay as the last optimizer step left them."""
+        self._interrupted.set()
+
+    # -- one batch ---------------------------------------------------------------------------------
+
+    def _plan(self, prepared: Prepared, step: int) -> list[list[int]]:
+        """Which groups each optimizer step takes. Groups stay whole; several minibatches are dealt anew in every epoch."""
+        count = len(prepared.groups)
+        parts = min(self._config.batch.minibatches, count)
+        plan: list[list[int]] = []
+        for epoch in range(self._config.batch.epochs):
+            order = list(range(count))
+            if parts > 1:
+                order = torch.randperm(count, generator=child_generator(self._config.seed, f"minibatch/{step}/{epoch}")).tolist()
+            dealt = [sorted(order[part::parts]) for part in range(parts)]
+            plan.extend(chosen for chosen in dealt if any(prepared.groups[number] for number in chosen))
+        return plan
+
+    def _recompute(self, items: Sequence[Item], tally: _Tally) -> None:
+        """Old log-probs of the whole batch, before its first of several optimizer steps."""
+        for micro in self._micro_batches(rows_of(items, self._config.batch.micro_tokens)):
+            with torch.no_grad():
+                self._remember(micro, *forward(self._model, micro, self._config.sampling.temperature), tally)
+
+    def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: _Tally) -> None:
+        config = self._config
+        items = [item for number in chosen for item in prepared.groups[number]]
+        counts = prepared.denominators(chosen, config.sampling.max_new_tokens)
+        rows = rows_of(items, config.batch.micro_tokens)
+        # Rows of equal rewards have no gradient: their log-probs are wanted once, a backward pass never.
+        silent = [row for row in rows if all(item.advantage == 0 for item in row.items)]
+        teaching = [row for row in rows if any(item.advantage != 0 for item in row.items)]
+        loss = 0.0
+        for micro in self._micro_batches([row for row in silent if row.items[0].index not in tally.logprobs]):
+            with torch.no_grad():
+                self._remember(micro, *forward(self._model, micro, config.sampling.temperature), tally)
+        for micro in self._micro_batches(teaching):
+            flat, entropy = forward(self._model, micro, config.sampling.temperature)
+            if micro.items[0].index not in tally.logprobs:
+                self._remember(micro, flat.detach(), entropy, tally)
+            share = self._loss(micro, micro.spread(flat), counts, tally)
+            share.backward()  # type: ignore[no-untyped-call]
+            self._adapters.gather()
+            loss += float(share.detach())
+        tally.judged += counts.tokens
+        stepped = self._stepper.step(loss)
+        if stepped:
+            self._adapters.refresh()
+            tally.losses.append(loss)
+            tally.stepped = stepped
+
+    def _loss(self, micro: MicroBatch, new: Tensor, counts: Denominators, tally: _Tally) -> Tensor:
+        """This micro-batch's share of the loss, as the loss block of the config says; formulas in workers.learn."""
+        block = self._config.loss
+        result: TokenLoss
+        if block.policy == "reinforce_is":
+            # Its own truncated weight to the engine's policy is the whole correction.
+            result = reinforce_is(new, micro.rollout, micro.advantages, micro.mask, block.tis_cap)
+            value = result.value
+        else:
+            old = micro.spread(torch.cat([tally.logprobs[item.index] for item in micro.items]))
+            anchor = micro.rollout if block.anchor == "rollout" else old
+            result = ppo(new, anchor, micro.advantages, micro.mask, block.clip_low, block.clip_high, block.dual_clip)
+            value = result.value
+            if block.anchor == "old" and block.tis_cap is not None:
+                value = value * token_tis(old, micro.rollout, micro.mask, block.tis_cap)
+        tally.clipped += int(result.clipped.sum())
+        return aggregate(value, micro.mask, block.aggregation, counts)
+
+    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Built one at a time; between two of them a cancel is heard."""
+        pad = self._model.config.pad_token_id or 0
+        for some in micro_batches(rows, self._config.batch.micro_tokens):
+            if self._interrupted.is_set():
+                self._stepper.clear()
+                raise Cancelled("training was interrupted between two micro-batches")
+            yield build(some, pad)
+
+    def _remember(self, micro: MicroBatch, flat: Tensor, entropy: Tensor, tally: _Tally) -> None:
+        lengths = [len(item.tokens) for item in micro.items]
+        for item, logprobs, entropies in zip(micro.items, torch.split(flat, lengths), torch.split(entropy, lengths), strict=True):
+            tally.logprobs[item.index] = logprobs
+            tally.entropy[item.index] = entropies
+
+    def _metrics(self, items: Sequence[Item], tally: _Tally) -> dict[str, float]:
+        """Named as in workers.contract.metrics. What was not measured is left out."""
+        values = dict(tally.stepped)
+        values["loss/skipped_steps"] = float(self._stepper.skipped)
+        if tally.losses:
+            values["loss/policy"] = sum(tally.losses) / len(tally.losses)
+        if items:
+            pad = torch.nn.utils.rnn.pad_sequence
+            trainer = pad([tally.logprobs[item.index] for item in items], batch_first=True).double()
+            entropy = pad([tally.entropy[item.index] for item in items], batch_first=True)
+            engine = pad([torch.tensor(item.rollout, dtype=torch.float64) for item in items], batch_first=True)
+            lengths = torch.tensor([len(item.tokens) for item in items])
+            mask = torch.arange(trainer.shape[1]) < lengths[:, None]
+            values.update({f"loss/{name}": value for name, value in mismatch(trainer, engine, mask).items()})
+            mean_entropy = masked_mean(entropy, mask)
+            if mean_entropy is not None:
+                values["loss/entropy"] = mean_entropy
+            values["loss/clip_share"] = tally.clipped / tally.judged
+        return values
