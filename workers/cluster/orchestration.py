@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -88,11 +87,8 @@ class RayActors:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **options)
             return
-        # Alone: a cluster of its own, on loopback, with a token nobody else knows.
+        # Alone: a cluster of its own, on loopback, with a token nobody else knows (see the package).
         self._own_cluster = tempfile.TemporaryDirectory(prefix="hr-ray-", ignore_cleanup_errors=True)
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
             address="local",
             include_dashboard=False,
