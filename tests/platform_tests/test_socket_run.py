@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from channels.routing import URLRouter
 from django.contrib.auth.models import AnonymousUser
+from django.db import connections
 
 from headrace.experiments import lifecycle
 from headrace.experiments.states import RunState
@@ -34,6 +35,13 @@ def _fresh_notify() -> Iterator[None]:
     notify._silent_until = 0.0
     yield
     notify._silent_until = 0.0
+
+
+@pytest.fixture(autouse=True)
+async def _no_connection_left() -> AsyncIterator[None]:
+    """The thread that runs database work for coroutines keeps its connection, which would hold the test database open."""
+    yield
+    await sync_to_async(connections.close_all)()
 
 
 def socket(rig: Rig, user: Any) -> SocketClient:

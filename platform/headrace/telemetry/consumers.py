@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import get_user_model
 
@@ -166,7 +166,8 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
     async def _standing(self) -> Standing | None:
         if self.user_id is None:
             return None
-        return await sync_to_async(_standing, thread_sensitive=True)(self.user_id, self.run_id)
+        standing: Standing | None = await database_sync_to_async(_standing)(self.user_id, self.run_id)
+        return standing
 
 
 def _standing(user_id: int, public_id: str) -> Standing | None:
