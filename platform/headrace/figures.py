@@ -36,6 +36,7 @@ class Chart:
     def as_dict(self) -> dict[str, Any]:
         # to_json is Plotly's own encoder: what it wrote is plain JSON
         figure = json.loads(self.figure.to_json())
+        figure["layout"].pop("template", None)
         return {"key": self.key, "title": self.title, "data": figure["data"], "layout": figure["layout"]}
 
 

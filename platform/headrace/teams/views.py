@@ -43,7 +43,7 @@ def setup(request: HttpRequest, token: str) -> HttpResponse:
         except ValidationError as fault:
             _show(form, fault)
         else:
-            login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+            login(request, user)
             return redirect("/runs/")
     return render(request, "account/setup.html", {"form": form, "team": link.team})
 

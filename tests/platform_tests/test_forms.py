@@ -1,0 +1,124 @@
+"""The one form renderer: every config field has an input, and what a page shows comes back as the same config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import QueryDict
+
+from headrace.experiments import forms
+from headrace.schema_form import Field, blocks, fields_of
+from headrace.schema_parse import differences, parse
+from workers.contract import axes, fields, loading, presets
+from workers.contract.config import RunConfig
+from workers.contract.errors import ConfigError
+
+
+def posted(values: dict[str, Any], **changes: str | None) -> QueryDict:
+    """What a browser sends for a form filled with `values`; `changes` by dotted path with __ for dots, None: not sent."""
+    query = QueryDict(mutable=True)
+    for block in blocks(forms.schema(), values):
+        for item in block.fields:
+            if item.kind in ("boolean", "choices"):
+                query[f"{item.path}.shown"] = "1"
+            if item.kind == "choices":
+                query.setlist(item.path, item.value)
+            elif item.kind != "boolean":
+                query[item.path] = item.value
+            elif item.value:
+                query[item.path] = "on"
+    if values.get("preset"):
+        query["preset"] = values["preset"]
+    for name, value in changes.items():
+        path = name.replace("__", ".")
+        if value is None:
+            query.pop(path, None)
+        else:
+            query[path] = value
+    return query
+
+
+def test_every_field_of_the_config_has_one_input() -> None:
+    assert set(fields_of(forms.schema())) == set(fields.paths()) - {"schema_version", "preset"}
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_shown_config_comes_back_the_same(name: str) -> None:
+    config = loading.resolve(None, preset=name)
+    data, errors = parse(forms.schema(), posted(config.as_json()))
+    assert errors == {}
+    assert RunConfig.model_validate(data) == config
+
+
+def test_values_keep_their_types() -> None:
+    values = RunConfig().as_json()
+    query = posted(
+        values,
+        budget__wall_s="",
+        loss__dual_clip="2.5",
+        budget__steps="1_000",
+        evaluation__at_start=None,
+        environment__options='{"a": [1]}',
+    )
+    data, errors = parse(forms.schema(), query)
+    assert errors == {}
+    assert data["budget"] == {"steps": 1000, "wall_s": None}
+    assert data["loss"]["dual_clip"] == 2.5
+    assert data["evaluation"]["at_start"] is False
+    assert data["environment"]["options"] == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "part"),
+    [
+        ("batch.prompts", "eight", "not a whole number"),
+        ("batch.prompts", "", "A number is needed"),
+        ("batch.prompts", "1.5", "not a whole number"),
+        ("optimizer.learning_rate", "fast", "not a number"),
+        ("environment.options", "[1]", "JSON object"),
+        ("environment.options", "{", "Not JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_said_at_its_field(path: str, text: str, part: str) -> None:
+    data, errors = parse(forms.schema(), posted(RunConfig().as_json(), **{path.replace(".", "__"): text}))
+    assert part in errors[path][0]
+    assert path.split(".")[1] not in data.get(path.split(".")[0], {})
+
+
+def test_faults_of_the_contract_land_at_their_field_with_the_cure() -> None:
+    data = RunConfig().as_json()
+    data["buffer"]["depth"] = 2
+    with pytest.raises(ConfigError) as caught:
+        loading.resolve(data)
+    errors = forms.from_problems(caught.value.problems)
+    assert "buffer.depth" in errors
+    assert "Set buffer.depth to 8 or more" in errors["buffer.depth"][0]
+    links = forms.error_links(forms.sections(data, errors=errors), errors)
+    assert links[0]["id"] == "field-buffer-depth"
+
+
+def test_sections_hold_every_block_once_and_open_where_an_error_is() -> None:
+    form = forms.sections(RunConfig().as_json(), errors={"sampling.top_k": ["too many"]})
+    names = [block.name for section in form for block in section.blocks]
+    assert sorted(names) == sorted({path.partition(".")[0] if "." in path else "run" for path in fields_of(forms.schema())})
+    assert [section.title for section in form if section.more_has_errors] == ["Samples"]
+
+
+def test_every_axis_kind_is_explained_beside_its_choice() -> None:
+    known: dict[str, Field] = {item.path: item for section in forms.sections() for item in (*section.main, *section.more)}
+    assert set(forms.AXIS_OF_FIELD.values()) == set(axes.AXES)
+    for path in forms.AXIS_OF_FIELD:
+        assert all(choice.description for choice in known[path].choices), path
+
+
+def test_limits_are_said_in_words() -> None:
+    known = fields_of(forms.schema())
+    assert known["batch.group_size"].limits == "at least 2, at most 256"
+    assert known["loss.dual_clip"].limits == "above 1, at most 100; empty: none"
+
+
+def test_differences_name_the_field_and_both_values() -> None:
+    before, after = RunConfig().as_json(), RunConfig().as_json()
+    after["budget"]["steps"] = 7
+    assert differences(forms.schema(), before, after) == [{"path": "budget.steps", "title": "Steps", "before": "40", "after": "7"}]
