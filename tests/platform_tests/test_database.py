@@ -1,7 +1,10 @@
 """The database under Django: library version, locking, durability, migrations."""
 
+import os
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -57,3 +60,27 @@ def test_an_old_sqlite_is_refused() -> None:
 
 def test_models_and_migrations_agree() -> None:
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+@sqlite_only
+def test_many_processes_write_and_none_is_locked_out(tmp_path: Path) -> None:
+    """Each reads, then writes in the same transaction: the pattern that a deferred transaction fails at once under load."""
+    env = {**os.environ, "HEADRACE_DATA_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "django", "migrate", "teams", "-v0"], env=env, check=True, timeout=120)
+    code = (
+        "import sys, django; django.setup()\n"
+        "from django.db import transaction\n"
+        "from headrace.teams.models import Team\n"
+        "for turn in range(40):\n"
+        "    with transaction.atomic():\n"
+        "        seen = Team.objects.count()\n"
+        "        Team.objects.create(name=f'{seen}', slug=f'{sys.argv[1]}-{turn}')\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(n)], env=env, stderr=subprocess.PIPE, text=True) for n in range(6)]
+    for writer in writers:
+        _, said = writer.communicate(timeout=180)
+        assert writer.returncode == 0, said
+    base = sqlite3.connect(tmp_path / "headrace.sqlite3")
+    assert base.execute("pragma integrity_check").fetchone() == ("ok",)
+    assert base.execute("select count(*), count(distinct name) from teams_team").fetchone() == (240, 240)
+    base.close()
