@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from headrace.dispatch import remains
 from headrace.supervisor import pidfile
 from headrace.supervisor.layout import Layout, free_ports, port_is_free
 from headrace.supervisor.process import MARK, carrying
@@ -161,6 +162,26 @@ def test_a_killed_one_is_cleared_by_the_next_start(tmp_path: Path) -> None:
         orphan.kill()
         assert second.stop() < 10
     assert_nothing_left(second.layout)
+
+
+@pytest.mark.model
+def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", command="demo")
+    wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.5)
+    run = re.search(r"launched run (\w+)", demo.text)
+    assert run and demo.process.poll() is None, demo.text
+    line = re.findall(r"^step .*$", demo.text, re.M)[-1]
+    assert re.fullmatch(r"step \d+/200  reward [\d.]+  buffer \d+/\d+  lag [\d.]+  sync (\d+|-) ms  [\d.]+ samples/s", line), line
+    assert demo.stop(signal.SIGINT) < 10
+    assert demo.process.returncode == 0
+    assert remains.gone(run.group(1))
+    assert_nothing_left(demo.layout)
+    listed = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "runs", "--data-dir", str(demo.layout.data)], capture_output=True, text=True, check=True
+    )
+    assert f"{run.group(1)}  cancelled" in listed.stdout
+    summary = json.loads((demo.layout.runs / run.group(1) / "attempt-1" / "summary.json").read_text())
+    assert summary["outcome"] == "cancelled", "the driver itself came to an orderly end"
 
 
 def test_busy_port_is_one_sentence(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def read(run_id: int) -> Reading:
     run = Run.unscoped.select_related("config").get(pk=run_id)
     attempt = Attempt.unscoped.filter(run=run).order_by("-number").first()
     latest = LatestState.unscoped.filter(attempt=attempt).first() if attempt else None
-    state = (latest.state if latest else None) or {}
+    state = _get(latest.state or {}, "data") or {} if latest else {}
     reward = Series.unscoped.filter(attempt=attempt, name="reward/mean").values_list("last_value", flat=True).first() if attempt else None
     return Reading(
         state=run.state,
@@ -100,7 +100,7 @@ def read(run_id: int) -> Reading:
         lag=_get(state, "lag", "mean"),
         sync_ms=_milliseconds(_get(state, "sync", "last_latency_s")),
         samples_per_s=_get(state, "flow", "train_samples_per_s"),
-        phase=_get(latest.phase or {}, "name") if latest else None,
+        phase=_get(latest.phase or {}, "data", "name") if latest else None,
         cause=run.outcome_cause,
     )
 
