@@ -39,7 +39,7 @@ def _die_with_parent() -> None:
 def started_at(pid: int) -> float | None:
     """When process `pid` started, or None without one. Together with the pid it names a process for good."""
     try:
-        return psutil.Process(pid).create_time()
+        return float(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
 
@@ -53,7 +53,7 @@ def is_same(pid: int, start: float) -> bool:
 def is_alive(pid: int) -> bool:
     """A zombie holds nothing any more: it counts as gone."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
