@@ -133,7 +133,7 @@ def _ship(arguments: argparse.Namespace) -> int:
         attempt = register(arguments.dir, arguments.server, arguments.token_file, arguments.name)
     else:
         attempt = AttemptFile.read(arguments.attempt_file or arguments.dir / "attempt.json")
-    shipper = Shipper(attempt, arguments.dir / "spool")
+    shipper = Shipper(attempt, arguments.dir / "spool", replay=True)
     say(f"{shipper.ship_all()} events sent; the server holds everything up to {shipper.through}")
     return ExitCode.OK
 

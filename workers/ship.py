@@ -52,8 +52,12 @@ class AttemptFile:
 class Shipper:
     """Sends what the spool holds beyond the server's mark. `on_control` is called with every reply's wishes."""
 
-    def __init__(self, attempt: AttemptFile, spool: Path, on_control: Callable[[Control], None] | None = None) -> None:
+    def __init__(
+        self, attempt: AttemptFile, spool: Path, on_control: Callable[[Control], None] | None = None, *, replay: bool = False
+    ) -> None:
+        """`replay`: the attempt has ended; its spool may be completed even where a newer attempt holds the fence."""
         self._attempt = attempt
+        self._query = {"replay": "1"} if replay else {}
         self._spool = spool
         self._on_control = on_control
         self.through = attempt.ingested_through
@@ -149,7 +153,7 @@ class Shipper:
         headers = {"Content-Type": "application/json"}
         if len(body) > 4096:
             body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
-        reply = self._client.post(f"/api/v1/attempts/{self._attempt.attempt}/events", content=body, headers=headers)
+        reply = self._client.post(f"/api/v1/attempts/{self._attempt.attempt}/events", params=self._query, content=body, headers=headers)
         if reply.status_code == 409:
             self._conflict(reply)
             return
