@@ -59,19 +59,37 @@ def _line(series: str, color: str, *, name: str = "", scale: float = 1.0, axis: 
 def _layout(unit: str, *, legend: bool = True, unit_2: str | None = None, **extra: Any) -> go.Layout:
     """What all charts share. Colours and fonts come from the page's theme."""
     axis: dict[str, Any] = {"automargin": True, "zeroline": False, "fixedrange": False, "nticks": 6, "ticks": "", "separatethousands": True}
-    second = {"yaxis2": {**axis, "overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "title": {"text": unit_2}}}
+    second = {
+        "yaxis2": {
+            **axis,
+            "overlaying": "y",
+            "side": "right",
+            "showgrid": False,
+            "rangemode": "tozero",
+            "tickmode": "auto",
+            "title": {"text": unit_2},
+        }
+    }
     return go.Layout(
         template="none",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 8, "r": 8, "t": 6, "b": 8, "pad": 4},
+        margin={"l": 8, "r": 16, "t": 6, "b": 8, "pad": 4},
         xaxis={**axis, "title": {"text": "step", "standoff": 6}},
         yaxis={**axis, "title": {"text": unit, "standoff": 8}, **extra.pop("yaxis", {})},
         hovermode="x unified",
         hoverdistance=40,
         dragmode="zoom",
         showlegend=legend,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom", "itemsizing": "constant"},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "itemsizing": "constant",
+            "traceorder": "normal",
+        },
         uirevision="keep",
         **(second if unit_2 else {}),
         **extra,

@@ -11,6 +11,7 @@ import redis
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
@@ -56,9 +57,8 @@ def _asked(check: Callable[[], str]) -> str:
 
 
 def _database() -> str:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-    return "ok"
+    executor = MigrationExecutor(connection)
+    return "waits for migrations" if executor.migration_plan(executor.loader.graph.leaf_nodes()) else "ok"
 
 
 def _valkey() -> str:

@@ -55,8 +55,13 @@ def _row(run: Run, latest: Series | None, *, spark: bool) -> dict[str, Any]:
         "reward": latest.last_value if latest else None,
         "spark": sparkline(run) if latest and spark else "",
         "started": run.created_at,
-        "by": run.created_by.get_short_name() if run.created_by else run.get_source_display(),
+        "by": maker(run),
     }
+
+
+def maker(run: Run) -> str:
+    """Who started it: a person, or the part of Headrace that did."""
+    return str(run.created_by.get_short_name() if run.created_by else Run.Source(run.source).label)
 
 
 def sparkline(run: Run) -> str:

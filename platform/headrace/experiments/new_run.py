@@ -178,7 +178,7 @@ def _review(request: HttpRequest, draft: Draft) -> HttpResponse:
 
 def _preset_values(config: RunConfig) -> dict[str, Any]:
     name = (config.preset or "").partition("@")[0]
-    return loading.resolve(None, preset=name).as_json() if name in presets.names() else RunConfig().as_json()
+    return loading.resolve(None, preset=name).as_json() if name in presets.names() else RunConfig.model_validate({}).as_json()
 
 
 def _launch(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:

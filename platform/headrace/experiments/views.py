@@ -57,7 +57,7 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "task": lookup(data, "environment.dataset"),
         "model": lookup(data, "model.path"),
         "steps": lookup(data, "budget.steps"),
-        "by": run.created_by.get_short_name() if run.created_by else run.get_source_display(),
+        "by": listing.maker(run),
     }
     context = {
         "section": "runs",
@@ -125,7 +125,7 @@ def visible_run(request: HttpRequest, public_id: str) -> Run:
 
 def config_blocks(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The config as a reader sees it: every field by block, those that differ from the default marked."""
-    default = RunConfig().as_json()
+    default = RunConfig.model_validate({}).as_json()
     blocks = [block for section in forms.sections(data) for block in section.blocks]
     return [
         {

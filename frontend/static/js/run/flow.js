@@ -169,7 +169,9 @@ export class Flow {
     const sync = state?.sync || {};
     const last = store.syncs[0];
     const said = [last ? `v${last.version}` : null, `latency ${seconds(sync.last_latency_s)}`, `pause ${seconds(sync.last_pause_s)}`, last?.bytes ? bytes(last.bytes) : null];
-    setText(part.syncLabel, sync.count ? `Weight sync: ${said.filter(Boolean).join(" · ")}` : "Weight sync");
+    const brief = `Sync ${last ? `v${last.version} · ` : ""}${seconds(sync.last_latency_s)} · pause ${seconds(sync.last_pause_s)}`;
+    const sentence = this.shape === NARROW ? brief : `Weight sync: ${said.filter(Boolean).join(" · ")}`;
+    setText(part.syncLabel, sync.count ? sentence : "Weight sync");
   }
 
   edges(live, flow) {

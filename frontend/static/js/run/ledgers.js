@@ -1,5 +1,5 @@
 // The two ledgers: where each lane's time went, and what became of every sample. Each shows whether it closes.
-import { count, percent, seconds } from "../format.js";
+import { count, fixed, percent, seconds } from "../format.js";
 import { byId, el } from "./dom.js";
 import { swatch } from "./flow.js";
 
@@ -56,6 +56,15 @@ function timeTable(lanes, causes, wall) {
   return el("div", { class: "table-wrap" }, el("table", { class: "time-table" },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Cause"), lanes.map(([lane]) => el("th", { scope: "col", class: "number" }, lane)))),
     el("tbody", {}, rows, el("tr", {}, el("td", {}, "sum"), sums))));
+}
+
+export function drawEvaluations(store) {
+  if (!store.evaluations.length) return;
+  const number = (words) => el("td", { class: "number" }, words);
+  const rows = store.evaluations.slice(-8).reverse().map((item) => el("tr", {}, number(count(item.step)), number(`v${item.version}`),
+    number(`${fixed(item.mean, 3)} ± ${fixed(item.stderr, 3)}`), number(count(item.n)), number(seconds(item.seconds))));
+  const heads = ["Step", "Version", "Mean ± standard error", "Prompts", "Took"].map((name) => el("th", { scope: "col", class: "number" }, name));
+  byId("evaluations").replaceChildren(el("div", { class: "table-wrap" }, el("table", { class: "time-table" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
 }
 
 export function drawSamplesLedger(store) {

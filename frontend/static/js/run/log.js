@@ -12,6 +12,7 @@ export class Log {
     this.level = byId("log-level");
     this.button = byId("log-follow");
     this.follow = true;
+    this.setFollow(true);
     this.level.addEventListener("change", () => this.draw(true));
     this.button.addEventListener("click", () => {
       this.setFollow(!this.follow);

@@ -3,7 +3,7 @@ import { byId, throttled } from "./dom.js";
 import { Charts } from "./charts.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, startOf } from "./head.js";
-import { drawSamplesLedger, drawTime } from "./ledgers.js";
+import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
 import { Log } from "./log.js";
 import { Samples } from "./samples.js";
 import { Link } from "./socket.js";
@@ -25,6 +25,7 @@ const draw = {
   ledgers: throttled(() => {
     drawTime(store);
     drawSamplesLedger(store);
+    drawEvaluations(store);
   }, 500),
   samples: throttled(() => samples.draw(), 1500),
   log: throttled(() => log.draw(), 300),
@@ -35,7 +36,7 @@ const drawAll = () => Object.values(draw).forEach((request) => request());
 // Which parts of the page an event of a kind touches.
 const TOUCHES = {
   state: ["head", "flow", "ledgers", "charts"], metrics: ["head", "charts", "flow"], points: ["charts"], lag: ["charts"], sync: ["flow", "head"],
-  sample: ["samples"], log: ["log"], phase: ["head"], evaluation: ["head", "charts"], checkpoint: ["details"], started: ["details", "head"], finished: ["head", "details", "log"],
+  sample: ["samples"], log: ["log"], phase: ["head"], evaluation: ["head", "charts", "ledgers"], checkpoint: ["details"], started: ["details", "head"], finished: ["head", "details", "log"],
 };
 
 function onEvents(events) {
