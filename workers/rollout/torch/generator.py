@@ -19,6 +19,7 @@ from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, Upda
 from workers.rollout.torch.adapter import Adapter, build_adapter
 from workers.rollout.torch.loop import DecodeLoop, Staged
 from workers.rollout.torch.model import Model
+from workers.rollout.torch.native import kernels_for
 from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
 from workers.rollout.torch.shape import read_shape
 from workers.rollout.torch.weights import load_weights
@@ -37,7 +38,7 @@ class TorchGenerator:
         self._transport = transport
         folder = Path(models.locate(config.model.path))
         self._shape = read_shape(folder)
-        model = Model(self._shape, load_weights(folder, self._shape, self._dtype), self._dtype)
+        model = Model(self._shape, load_weights(folder, self._shape, self._dtype), self._dtype, kernels_for(self._shape, self._dtype))
         self._scheduler = Scheduler(config.rollout.max_running)
         interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
         partial = [registry.resolve("partial", kind)() for kind in config.partial]

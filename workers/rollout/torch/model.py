@@ -10,20 +10,20 @@ from torch.nn import functional
 
 from workers.rollout.torch.adapter import Adapter, Pair
 from workers.rollout.torch.cache import SlotCache
+from workers.rollout.torch.kernels import Kernels, rotated
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.shape import Shape, rotary_tables
 from workers.rollout.torch.weights import LayerWeights, Weights
-
-_SPAN_STEP = 16  # attention reads positions up to the longest running sample, rounded up
 
 
 class Model:
     """A Llama-family decoder."""
 
-    def __init__(self, shape: Shape, weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Shape, weights: Weights, dtype: torch.dtype, kernels: Kernels) -> None:
         self.shape = shape
         self.dtype = dtype
         self._weights = weights
+        self._kernels = kernels
         self._cosine, self._sine = rotary_tables(shape, min(shape.max_positions, 2048), dtype)
 
     def prefill(self, sequences: list[list[int]], adapter: Adapter) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -33,19 +33,21 @@ class Model:
         """
         lengths = [len(sequence) for sequence in sequences]
         count, longest = len(sequences), max(lengths)
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
         tokens = torch.zeros(count, longest, dtype=torch.int64)
         for row, sequence in enumerate(sequences):
             tokens[row, : len(sequence)] = torch.tensor(sequence)
         positions = torch.arange(longest).repeat(count)
         hidden = self._weights.embedding[tokens.view(-1)]
         cosine, sine = self._rotary(positions)
-        kept = torch.empty(self.shape.layers, 2, count, self.shape.kv_heads, longest, self.shape.head_dim, dtype=self.dtype)
+        kept = torch.empty(self.shape.layers, 2, count, kv_heads, longest, self.shape.head_dim, dtype=self.dtype)
         for number, (layer, pairs) in enumerate(zip(self._weights.layers, adapter.layers, strict=True)):
-            query, keys_values = self._project(hidden, layer, pairs, cosine, sine)
-            kept[number] = keys_values.view(count, longest, 2, self.shape.kv_heads, -1).permute(2, 0, 3, 1, 4)
-            query = query.view(count, longest, self.shape.heads, -1).transpose(1, 2)
-            grouped = self.shape.heads != self.shape.kv_heads
-            seen = functional.scaled_dot_product_attention(query, kept[number, 0], kept[number, 1], is_causal=True, enable_gqa=grouped)
+            qkv = self._project(hidden, layer, pairs)
+            turned = rotated(qkv[:, : heads + kv_heads], cosine, sine).view(count, longest, -1, self.shape.head_dim).transpose(1, 2)
+            query, kept[number, 0] = turned[:, :heads], turned[:, heads:]
+            kept[number, 1] = qkv[:, heads + kv_heads :].view(count, longest, kv_heads, -1).transpose(1, 2)
+            keys, values = kept[number]
+            seen = functional.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=heads != kv_heads)
             hidden = self._finish(hidden, seen.transpose(1, 2).reshape(count * longest, -1), layer, pairs)
         last = torch.tensor([row * longest + length - 1 for row, length in enumerate(lengths)])
         prompts = [kept[:, :, row, :, :length].contiguous() for row, length in enumerate(lengths)]
@@ -53,21 +55,11 @@ class Model:
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, first: int, cache: SlotCache, adapter: Adapter) -> torch.Tensor:
         """One token in each of the slots `first`..: writes its key and value at `positions`, returns hidden rows."""
-        count, shape = tokens.shape[0], self.shape
-        span = min(-(-(int(positions.max()) + 1) // _SPAN_STEP) * _SPAN_STEP, cache.positions)
-        visible = torch.arange(span) <= positions.view(-1, 1)
-        mask = torch.zeros(count, span, dtype=self.dtype).masked_fill_(~visible, float("-inf")).view(count, 1, 1, span)
-        rows = cache.rows(first, positions)
         hidden = self._weights.embedding[tokens]
-        cosine, sine = self._rotary(positions)
+        step = self._kernels.step(first, positions, *self._rotary(positions), cache)
         for number, (layer, pairs) in enumerate(zip(self._weights.layers, adapter.layers, strict=True)):
-            query, keys_values = self._project(hidden, layer, pairs, cosine, sine)
-            cache.write(number, rows, keys_values)
-            keys, values = cache.layers[number][:, first : first + count, :, :span].unbind(0)
-            # The query heads of one kv head stand as its query positions: nothing is repeated.
-            query = query.view(count, shape.kv_heads, -1, shape.head_dim)
-            seen = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-            hidden = self._finish(hidden, seen.reshape(count, -1), layer, pairs)
+            qkv = self._project(hidden, layer, pairs)
+            hidden = self._finish(hidden, self._kernels.attend(qkv, self.shape.heads, number, step), layer, pairs)
         return self._norm(hidden, self._weights.norm)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -75,7 +67,7 @@ class Model:
         return self._weights.head(hidden)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self.shape.norm_eps)
+        return self._kernels.rms_norm(hidden, weight, self.shape.norm_eps)
 
     def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin [n, 1, D] at the positions; the tables grow when longer sequences come."""
@@ -83,27 +75,21 @@ class Model:
             self._cosine, self._sine = rotary_tables(self.shape, 2 * self._cosine.shape[0], self.dtype)
         return self._cosine[positions].unsqueeze(1), self._sine[positions].unsqueeze(1)
 
-    def _project(
-        self, hidden: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair], cosine: torch.Tensor, sine: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotated queries [n, H, D], and rotated keys beside values [n x 2 x K, D]."""
-        shape = self.shape
-        qkv = _linear(layer.qkv, pairs.get("qkv"), self._norm(hidden, layer.input_norm)).view(
-            -1, shape.heads + 2 * shape.kv_heads, shape.head_dim
-        )
-        turned = qkv[:, : shape.heads + shape.kv_heads]
+    def _project(self, hidden: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair]) -> torch.Tensor:
+        """Queries, keys and values [n, H + 2 K, D], normalised where the model does so, not rotated yet."""
+        heads, both = self.shape.heads, self.shape.heads + self.shape.kv_heads
+        qkv = _linear(layer.qkv, pairs.get("qkv"), self._norm(hidden, layer.input_norm))
+        qkv = qkv.view(-1, both + self.shape.kv_heads, self.shape.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
-            turned[:, : shape.heads] = self._norm(turned[:, : shape.heads], layer.query_norm)
-            turned[:, shape.heads :] = self._norm(turned[:, shape.heads :], layer.key_norm)
-        rotated = torch.addcmul(turned * cosine, turned.roll(shape.head_dim // 2, -1), sine)
-        turned[:, shape.heads :] = rotated[:, shape.heads :]
-        return rotated[:, : shape.heads], qkv[:, shape.heads :].reshape(-1, shape.head_dim)
+            qkv[:, :heads] = self._norm(qkv[:, :heads], layer.query_norm)
+            qkv[:, heads:both] = self._norm(qkv[:, heads:both], layer.key_norm)
+        return qkv
 
     def _finish(self, hidden: torch.Tensor, seen: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair]) -> torch.Tensor:
         """The output projection and the MLP, both added to the residual stream."""
         hidden = _linear_added(layer.output, pairs.get("output"), hidden, seen)
-        gate, up = _linear(layer.gate_up, pairs.get("gate_up"), self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        return _linear_added(layer.down, pairs.get("down"), hidden, functional.silu(gate).mul_(up))
+        gate_up = _linear(layer.gate_up, pairs.get("gate_up"), self._norm(hidden, layer.mlp_norm))
+        return _linear_added(layer.down, pairs.get("down"), hidden, self._kernels.silu_mul(gate_up))
 
 
 def _linear(linear: Linear, pair: Pair | None, rows: torch.Tensor) -> torch.Tensor:

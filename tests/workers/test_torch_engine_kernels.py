@@ -1,0 +1,111 @@
+"""The C kernels compute what plain torch does, and their absence costs speed alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.rollout.torch import native
+from workers.rollout.torch.cache import SlotCache
+from workers.rollout.torch.kernels import PlainKernels
+from workers.rollout.torch.native import NativeKernels, kernels_for, native_kernels
+from workers.rollout.torch.shape import Shape
+
+
+def shape(heads: int = 6, kv_heads: int = 2, dim: int = 64) -> Shape:
+    return Shape("LlamaForCausalLM", 1, heads * dim, heads, kv_heads, dim, 128, 64, 1e-5, 4096, True, False, {})
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder, and nothing remembered from before or for later."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native_kernels.cache_clear()
+    yield tmp_path
+    native_kernels.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    built = native_kernels()
+    assert built is not None, "this machine has a compiler, so the kernels must build and agree"
+    return built
+
+
+def rows(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 48), (4, 2, 256)])
+@pytest.mark.parametrize("first", [0, 5])
+def test_attention_equals_plain_torch(kernels: NativeKernels, heads: int, kv_heads: int, dim: int, first: int) -> None:
+    positions = torch.tensor([0, 1, 17, 63, 200, 299])
+    count = len(positions)
+    qkv, cosine, sine = rows(count, heads + 2 * kv_heads, dim), rows(count, 1, dim, seed=1), rows(count, 1, dim, seed=2)
+    past = rows(2, 16, kv_heads, 320, dim, seed=3)
+    results = []
+    for kind in (kernels, PlainKernels()):
+        cache = SlotCache(shape(heads, kv_heads, dim), torch.bfloat16)
+        cache.reserve(16, 300)
+        cache.layers[0].copy_(past)
+        seen = kind.attend(qkv.clone(), heads, 0, kind.step(first, positions, cosine, sine, cache))
+        results.append((seen.float(), cache.layers[0].float()))
+    (ours, kept), (theirs, kept_there) = results
+    assert torch.allclose(ours, theirs, atol=0.05, rtol=0.03) and (ours - theirs).abs().mean() < 0.004
+    assert torch.allclose(kept, kept_there, atol=0.04, rtol=0.01)
+    touched = (kept != past.float()).any(-1).nonzero()[:, 1].unique()
+    assert touched.tolist() == list(range(first, first + count)), "no other slot is written"
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_norm_and_activation_equal_plain_torch(kernels: NativeKernels, count: int) -> None:
+    plain = PlainKernels()
+    for scale in (0.01, 1.0, 30.0):
+        x, weight = rows(count, 576) * scale, rows(576, seed=1)
+        assert torch.allclose(kernels.rms_norm(x, weight, 1e-5).float(), plain.rms_norm(x, weight, 1e-5).float(), rtol=0.02, atol=1e-3)
+        assert torch.allclose(kernels.silu_mul(x).float(), plain.silu_mul(x).float(), rtol=0.02, atol=1e-4)
+    part = rows(count, 3, 64)[:, :2]  # not contiguous, as a slice of query heads is
+    assert torch.allclose(
+        kernels.rms_norm(part, rows(64), 1e-5).float(), plain.rms_norm(part, rows(64), 1e-5).float(), rtol=0.02, atol=1e-3
+    )
+
+
+def test_extreme_inputs_stay_what_they_are(kernels: NativeKernels) -> None:
+    large = torch.tensor([[-300.0, 300.0, 0.0, -0.0, 2.0, 2.0, 2.0, 2.0]]).bfloat16()
+    assert kernels.silu_mul(large).float().tolist()[0] == pytest.approx([0.0, 600.0, 0.0, 0.0], abs=1e-30)
+    broken = torch.full((1, 64), float("nan")).bfloat16()
+    assert kernels.rms_norm(broken, torch.ones(64).bfloat16(), 1e-5).isnan().all(), "a NaN must not be hidden"
+
+
+def test_built_once_and_found_again(fresh: Path) -> None:
+    assert isinstance(kernels_for(shape(), torch.bfloat16), NativeKernels)
+    (library,) = (fresh / "headrace" / "kernels").iterdir()
+    written = library.stat().st_mtime_ns
+    native_kernels.cache_clear()
+    assert isinstance(kernels_for(shape(), torch.bfloat16), NativeKernels) and library.stat().st_mtime_ns == written
+
+
+def test_models_they_do_not_fit_get_plain_torch() -> None:
+    assert isinstance(kernels_for(shape(), torch.float32), PlainKernels)
+    assert isinstance(kernels_for(shape(dim=40), torch.bfloat16), PlainKernels)
+
+
+def test_no_compiler_and_no_write_access_fall_back(fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    (fresh / "headrace").write_text("a file where the cache folder should be")
+    with caplog.at_level(logging.INFO, native.__name__):
+        assert isinstance(kernels_for(shape(), torch.bfloat16), PlainKernels)
+        native_kernels.cache_clear()
+        monkeypatch.setenv("PATH", str(fresh))
+        assert isinstance(kernels_for(shape(), torch.bfloat16), PlainKernels)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = native._SOURCE.read_text().replace("sqrtf(sum / (float)width + eps)", "sqrtf(sum + eps)")
+    (fresh / "glue.c").write_text(source)
+    monkeypatch.setattr(native, "_SOURCE", fresh / "glue.c")
+    assert native_kernels() is None
