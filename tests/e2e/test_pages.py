@@ -1,0 +1,210 @@
+"""The pages in a real browser: set-up, form, live run page, reconnect, failure, narrow screens. A breach of the CSP fails each test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+
+pytestmark = pytest.mark.e2e
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    web = WebServer(tmp_path_factory.mktemp("web"))
+    web.manage("migrate", "--verbosity", "0")
+    web.start()
+    try:
+        yield web
+    finally:
+        web.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def signed_in(server: WebServer, browser: Browser) -> str:
+    """Goes through the one-time link as the first admin does. Returns the path of the browser's stored session."""
+    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
+    assert link, "bootstrap prints the set-up link"
+    page = browser.new_context().new_page()
+    page.goto(link.group(0))
+    page.get_by_label("E-mail").fill("ada@example.org")
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
+    page.get_by_label("Password again").fill(PASSWORD)
+    page.get_by_role("button", name="Create my account").click()
+    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+    kept = server.data / "session.json"
+    page.context.storage_state(path=kept)
+    page.goto(link.group(0))
+    expect(page.get_by_role("heading", name="no longer works")).to_be_visible()
+    return str(kept)
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
+    """A signed-in page. `@pytest.mark.parametrize("page", [options], indirect=True)` gives the context's options."""
+    context = browser.new_context(storage_state=signed_in, base_url=server.url, **getattr(request, "param", {}))
+    context.add_init_script(WATCH)
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    opened.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
+    yield opened
+    problems += opened.evaluate("window.breaches")
+    context.close()
+    assert problems == []
+
+
+def launch(page: Page, name: str) -> str:
+    """Through the form, as a person does. Returns the run's id."""
+    page.goto("/runs/new/")
+    page.get_by_label("Name of the run").fill(name)
+    page.get_by_role("button", name="Review").click()
+    page.get_by_role("button", name="Launch").click()
+    expect(page.locator("#state-chip")).to_be_visible()
+    return page.url.rstrip("/").rpartition("/")[2]
+
+
+def test_the_form_shows_faults_at_their_field_then_the_resolved_config_then_launches(page: Page) -> None:
+    page.goto("/runs/new/")
+    page.get_by_label("Prompts a step").fill("many")
+    page.get_by_role("button", name="Review").click()
+    expect(page.locator("#field-batch-prompts")).to_have_attribute("aria-invalid", "true")
+    page.locator("#error-summary a").first.click()
+    expect(page.locator("#field-batch-prompts")).to_be_focused()
+    page.locator("#field-batch-prompts").fill("4")
+    page.get_by_role("button", name="Review").click()
+    expect(page.locator("#resolved-config")).to_contain_text('"prompts": 4')
+    expect(page.get_by_role("row", name="Prompts a step")).to_contain_text("8")
+    page.get_by_role("button", name="Back to the form").click()
+    expect(page.locator("#field-batch-prompts")).to_have_value("4")
+    page.get_by_role("button", name="Review").click()
+    page.get_by_role("button", name="Launch").click()
+    expect(page.locator("#state-chip")).to_have_text("queued")
+    expect(page.locator("[data-vital=reward]")).to_have_text("no data yet")
+    expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile("no data yet"))
+
+
+def test_the_run_page_follows_its_run_and_a_reload_shows_the_same(page: Page, server: WebServer) -> None:
+    driver = Driver(server, launch(page, "live"))
+    expect(page.locator("#live-mark")).to_have_text("live")
+    driver.started()
+    expect(page.locator("#state-chip")).to_have_text("running")
+    expect(page.locator("#startup-list")).to_contain_text("loading model")
+    for step in range(1, 4):
+        driver.step(step, reward=0.2 * step, throttle="buffer_full" if step == 3 else None, completion=HOSTILE)
+
+    def shown() -> None:
+        expect(page.locator("[data-vital=step]")).to_contain_text("3")
+        expect(page.locator("[data-vital=reward]")).to_contain_text("0.60")
+        expect(page.locator("#flow")).to_contain_text("5 / 16")
+        expect(page.locator("#flow")).to_contain_text("48 of 64 slots busy")
+        expect(page.locator("#flow-words")).to_contain_text("buffer full: generation waits")
+        expect(page.locator("#sample-check")).to_contain_text("closes")
+        expect(page.locator("#time-check")).to_contain_text("every lane sums to")
+        expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile(r"train, each step: 0\.6"))
+        expect(page.locator("[data-chart=reward] .scatterlayer path.js-line").first).to_be_attached()
+        expect(page.locator("#log")).to_contain_text("step 3 done")
+        expect(page.locator("#samples .completion").first).to_have_text(HOSTILE)
+        expect(page.locator("#samples .token")).to_have_count(6)
+
+    shown()
+    assert page.locator("#samples img").count() == 0
+    page.reload()
+    shown()
+    page.get_by_role("button", name="time", exact=True).click()
+    expect(page.locator("[data-chart=reward]")).to_contain_text("minutes since start")
+    page.get_by_role("tab", name="Provenance").click()
+    expect(page.locator("#panel-provenance")).to_contain_text("2.13.0")
+
+
+def test_a_dropped_socket_reconnects_and_fills_the_gap(page: Page, server: WebServer) -> None:
+    driver = Driver(server, launch(page, "dropped"))
+    driver.started()
+    driver.step(1, reward=0.1)
+    expect(page.locator("[data-vital=step]")).to_contain_text("1")
+    server.stop()
+    expect(page.locator("#live-mark")).to_contain_text(re.compile("reconnecting"), timeout=15_000)
+    server.start()
+    for step in (2, 3, 4):
+        driver.step(step, reward=0.1 * step)
+    expect(page.locator("#live-mark")).to_have_text("live", timeout=30_000)
+    expect(page.locator("[data-vital=step]")).to_contain_text("4")
+    points = page.evaluate("document.querySelector('[data-chart=reward] [data-plot]').data[0].x")
+    assert points == [1, 2, 3, 4]
+
+
+def test_a_failure_names_cause_and_cure_and_leads_to_the_field(page: Page, server: WebServer) -> None:
+    driver = Driver(server, launch(page, "too hot"))
+    driver.started()
+    driver.failed(3)
+    expect(page.locator("#failure")).to_contain_text("the loss was not finite")
+    expect(page.locator("#failure")).to_contain_text("lower optimizer.learning_rate")
+    expect(page.locator("#failure")).to_contain_text("step 3: loss nan")
+    page.get_by_role("link", name="Clone and fix").click()
+    expect(page.locator("#field-optimizer-learning-rate")).to_have_attribute("aria-invalid", "true")
+
+
+def test_cancel_before_launch(page: Page) -> None:
+    launch(page, "cancelled")
+    page.evaluate("window.confirm = () => true")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#state-chip")).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [{"viewport": {"width": 380, "height": 800}}, {"viewport": {"width": 2560, "height": 1300}}],
+    indirect=True,
+    ids=["narrow", "wide"],
+)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme: str) -> None:
+    run = launch(page, "narrow")
+    driver = Driver(server, run)
+    driver.started()
+    driver.step(1, reward=0.4, completion="a" * 300)
+    page.emulate_media(color_scheme=scheme)
+    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", "/help/axes/", "/nothing/"):
+        page.goto(path)
+        if run in path:
+            expect(page.locator("#flow")).to_contain_text("5 / 16")
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
+
+
+def test_keyboard_theme_and_list(page: Page, server: WebServer) -> None:
+    page.goto("/runs/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("heading", name="Keyboard shortcuts")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Switch between light and dark").click()
+    chosen = page.evaluate("document.documentElement.dataset.theme")
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == chosen
+    page.keyboard.press("/")
+    page.keyboard.type("no such run")
+    expect(page.locator("#runs")).to_contain_text("No run matches")
+
+
+def test_the_set_up_session_is_kept(page: Page, tmp_path: Path) -> None:
+    page.goto("/")
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("heading", name="Log in")).to_be_visible()
