@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -31,10 +34,11 @@ LINK = re.compile(r"Headrace runs at (http://\S+)")
 class Up:
     """One `headrace` command in a session of its own, and what it printed."""
 
-    def __init__(self, data: Path, port: int, *arguments: str, command: str = "up") -> None:
+    def __init__(self, data: Path, port: int, *arguments: str, command: str = "up", models: Path | None = None) -> None:
         self.layout = Layout(data=data, port=port)
         self.out = data.parent / f"out-{time.monotonic_ns()}.txt"
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "DJANGO_", "RAY_"))}
+        environment |= {"HEADRACE_MODELS": str(models)} if models else {}
         argv = [sys.executable, "-m", "headrace.cli", command, "--data-dir", str(data), "--port", str(port), *arguments]
         with self.out.open("wb") as out:
             self.process = subprocess.Popen(
@@ -164,9 +168,40 @@ def test_a_killed_one_is_cleared_by_the_next_start(tmp_path: Path) -> None:
     assert_nothing_left(second.layout)
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo's model is prepared once for this file."""
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.mark.model
-def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path) -> None:
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", command="demo")
+def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models: Path) -> None:
+    small = ["batch.prompts=2", "batch.group_size=4", "evaluation.prompts=4", "evaluation.every_steps=100"]
+    sets = [part for item in small for part in ("--set", item)]
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *sets, command="demo", models=models)
+    try:
+        wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.2)
+        for words in ("uvicorn", "celery"):
+            victim = demo.child(words)
+            assert victim is not None, f"{words}\n{demo.text}"
+            victim.kill()
+        assert demo.process.wait(timeout=240) == 0, demo.text
+    finally:
+        if demo.process.poll() is None:
+            demo.stop()
+    assert "web ended" in demo.text and "the run succeeded: step 12/12" in demo.text
+    with contextlib.closing(sqlite3.connect(next(demo.layout.data.glob("*.sqlite3")))) as database:
+        ranges = database.execute("select first_seq, last_seq from telemetry_eventbatch order by first_seq").fetchall()
+    assert ranges[0][0] == 1 and all(after[0] == before[1] + 1 for before, after in itertools.pairwise(ranges)), ranges
+    folder = next(demo.layout.runs.glob("*/attempt-1"))
+    written = sum(len(segment.read_bytes().splitlines()) for segment in folder.rglob("*.spool"))
+    assert ranges[-1][1] == written, "every event of the spool is stored, once"
+    assert_nothing_left(demo.layout)
+
+
+@pytest.mark.model
+def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", command="demo", models=models)
     wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.5)
     run = re.search(r"launched run (\w+)", demo.text)
     assert run and demo.process.poll() is None, demo.text

@@ -100,7 +100,7 @@ def read(run_id: int) -> Reading:
         lag=_get(state, "lag", "mean"),
         sync_ms=_milliseconds(_get(state, "sync", "last_latency_s")),
         samples_per_s=_get(state, "flow", "train_samples_per_s"),
-        phase=_get(latest.phase or {}, "data", "name") if latest else None,
+        phase=_phase(latest.phase or {}) if latest else None,
         cause=run.outcome_cause,
     )
 
@@ -144,6 +144,10 @@ def _get(table: dict[str, Any], *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def _phase(event: dict[str, Any]) -> str | None:
+    return _get(event, "data", "detail") or _get(event, "data", "name")
 
 
 def _milliseconds(seconds: float | None) -> float | None:
