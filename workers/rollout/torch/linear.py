@@ -14,7 +14,7 @@ _ROWS_HINT = 64
 @cache
 def packing_works() -> bool:
     """Whether this torch build packs bf16 weights and multiplies with them correctly."""
-    if not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 32, generator=generator).bfloat16()

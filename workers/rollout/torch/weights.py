@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -49,7 +50,7 @@ class _Files:
             sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.exists() else ["model.safetensors"]
         )
         try:
-            self._open = [safe_open(folder / name, framework="pt") for name in names]
+            self._open: list[Any] = [safe_open(folder / name, framework="pt") for name in names]
         except (OSError, SafetensorError) as error:
             raise EnvironmentMissing(
                 f"the model's weights cannot be read: {error}",
@@ -57,14 +58,15 @@ class _Files:
                 value=str(folder),
                 cure="the folder needs model.safetensors; convert other formats with transformers' save_pretrained",
             ) from error
-        self._by_name = {key: file for file in self._open for key in file.keys()}  # noqa: SIM118 - the file is no mapping
+        self._by_name = {key: file for file in self._open for key in _names(file)}
 
     def take(self, name: str) -> torch.Tensor:
         if name not in self._by_name:
             raise EngineError(
                 f"the model's files hold no tensor {name}", field="model.path", value=str(self._folder), cure="fetch the model again"
             )
-        return self._by_name[name].get_tensor(name).to(self._dtype)
+        tensor: torch.Tensor = self._by_name[name].get_tensor(name)
+        return tensor.to(self._dtype)
 
     def maybe(self, name: str) -> torch.Tensor | None:
         return self.take(name) if name in self._by_name else None
@@ -75,6 +77,10 @@ class _Files:
         biases = [self.maybe(f"{name}.bias") for name in names]
         found = [bias for bias in biases if bias is not None]
         return Linear(weight, torch.cat(found) if len(found) == len(names) else None)
+
+
+def _names(file: Any) -> list[str]:
+    return list(file.keys())
 
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
