@@ -29,7 +29,7 @@ Kind = Literal[
 KINDS: tuple[str, ...] = get_args(Kind)
 
 DESCRIPTIONS: dict[str, str] = {
-    "started": "The attempt's provenance: config digest, versions of packages, model and data digests, hardware, command, git commit, resumed_from.",
+    "started": "The attempt's provenance: config digest, package versions, model and data digests, hardware, git commit, resumed_from.",
     "phase": "Start-up or shut-down progress: name, detail, done (0..1 or null).",
     "metrics": "Values of one instant: {values: {name: number}}.",
     "points": "One series in columns: {name, t: [], step: [], value: []}.",
