@@ -12,12 +12,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
 from tests.workers.tiny_model import make_tiny_model
 from workers import registry
 from workers.contract.config import RunConfig
 from workers.contract.errors import DigestMismatch, EngineError
+from workers.models import BUILT_IN, locate
 from workers.records import Manifest, Rollout, SampleRequest
 from workers.rollout.torch.generator import TorchGenerator
 
@@ -335,3 +336,21 @@ async def test_bfloat16_stays_near_float32(folder: Path, tmp_path: Path, engine:
         gaps.append(torch.tensor(rollout.logprobs) - logprobs_of(model, given.prompt_ids, rollout.token_ids))
     gap = torch.cat(gaps)
     assert gap.abs().mean() < 0.05 and abs(gap.mean()) < 0.01
+
+
+@pytest.mark.model
+async def test_the_built_in_model_speaks_and_agrees_with_transformers(engine: Callable[..., TorchGenerator]) -> None:
+    """SmolLM2 in bf16 through packed weights and C kernels against transformers in float32, ragged prompts."""
+    folder = locate(BUILT_IN)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked = []
+    for index, question in enumerate(["What is 3 + 4?", "Name the capital of France, please.", "Hi!", "Count from one to nine in words."]):
+        text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        asked += [request(ids, 2 * index + copy, 20, stop_ids=[tokenizer.eos_token_id]) for copy in range(2)]
+    rollouts = await asyncio.gather(*map(engine(folder, "bfloat16", rollout={"max_running": 6}).generate, asked))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    pairs = zip(rollouts, asked, strict=True)
+    gap = torch.cat([torch.tensor(done.logprobs) - logprobs_of(model, given.prompt_ids, done.token_ids) for done, given in pairs])
+    assert gap.abs().mean() < 0.08 and abs(gap.mean()) < 0.03
+    assert any("Paris" in tokenizer.decode(done.token_ids) for done in rollouts[2:4])
