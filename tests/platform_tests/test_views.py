@@ -222,7 +222,7 @@ def test_clone_and_fix_points_at_the_field(browser: Client, team: Team, start: C
     cause = {"message": "too hot", "field": "optimizer.learning_rate", "cure": "lower it"}
     lifecycle.transition(run, "failed", cause=cause)
     page = browser.get(f"/runs/new/?clone={run.public_id}&fix=optimizer.learning_rate").content.decode()
-    assert "too hot. lower it" in page and 'href="#field-optimizer-learning-rate"' in page
+    assert "Too hot. Lower it." in page and 'href="#field-optimizer-learning-rate"' in page
 
 
 def test_an_unknown_preset_is_said_and_the_default_shown(browser: Client) -> None:

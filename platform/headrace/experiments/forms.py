@@ -119,8 +119,11 @@ def from_problems(problems: Iterable[HeadraceError]) -> Errors:
         path = problem.field or ""
         while path and path not in known:
             path = path.rpartition(".")[0]
-        text = f"{problem.message[:1].upper()}{problem.message[1:]}."
-        if problem.cure:
-            text += f" {problem.cure[:1].upper()}{problem.cure[1:]}."
-        found.setdefault(path, []).append(text)
+        found.setdefault(path, []).append(sentence(problem.message, problem.cure))
     return found
+
+
+def sentence(message: str, cure: str | None) -> str:
+    """What is wrong and what to do about it, as people write."""
+    parts = [text.strip().rstrip(".") for text in (message, cure or "")]
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in parts if text)

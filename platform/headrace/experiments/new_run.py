@@ -87,7 +87,7 @@ def _fresh(request: HttpRequest) -> Draft:
         draft.preset = draft.clone.preset.partition("@")[0] or presets.DEFAULT
         cause = draft.clone.outcome_cause or {}
         if request.GET.get("fix") and request.GET["fix"] == cause.get("field"):
-            draft.errors = {cause["field"]: [f"{cause.get('message', '')}. {cause.get('cure') or ''}".strip()]}
+            draft.errors = {cause["field"]: [forms.sentence(str(cause.get("message", "")), cause.get("cure"))]}
         return draft
     try:
         draft.values = loading.resolve(None, preset=draft.preset).as_json()

@@ -55,6 +55,18 @@ function smooth(values, width) {
   });
 }
 
+// Gauges come every second and carry the last finished step: those of one step are spread over it, in their order.
+function spread(steps) {
+  const placed = new Array(steps.length);
+  for (let first = 0; first < steps.length; ) {
+    let end = first + 1;
+    while (end < steps.length && steps[end] === steps[first]) end += 1;
+    for (let index = first; index < end; index += 1) placed[index] = steps[first] + (index - first) / (end - first);
+    first = end;
+  }
+  return placed;
+}
+
 export class Charts {
   constructor(figures, store, start) {
     this.store = store;
@@ -95,7 +107,7 @@ export class Charts {
   }
 
   x(columns) {
-    if (this.axis === "step") return columns.step;
+    if (this.axis === "step") return spread(columns.step);
     const start = this.start() ?? columns.t[0];
     return columns.t.map((t) => (t - start) / 60);
   }

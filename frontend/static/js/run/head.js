@@ -40,7 +40,8 @@ export function drawHead(store) {
     byId("resume-form").hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
   }
   const total = state?.steps_total ?? run.steps_total;
-  const step = state?.step ?? null;
+  // The last state may be from before the last step's end.
+  const step = state === null ? null : Math.max(state.step, store.finished?.step ?? 0);
   byId("step-progress").max = total || 1;
   byId("step-progress").value = step ?? 0;
   vital("step", step === null ? null : count(step), total ? `of ${count(total)}` : "");

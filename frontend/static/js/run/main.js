@@ -2,12 +2,12 @@
 import { byId, throttled } from "./dom.js";
 import { Charts } from "./charts.js";
 import { Flow } from "./flow.js";
-import { drawDetails, drawHead, startOf } from "./head.js";
+import { drawDetails, drawHead, isOver, startOf } from "./head.js";
 import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
 import { Log } from "./log.js";
 import { Samples } from "./samples.js";
 import { Link } from "./socket.js";
-import { applyEvent, applyRun, emptyStore, takeLag, takeSeries, takeSnapshot } from "./store.js";
+import { applyEvent, applyRun, emptyStore, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
 
 const page = JSON.parse(byId("page-data").textContent);
 const base = `/runs/${page.run}/`;
@@ -55,6 +55,12 @@ async function get(name) {
   return reply.json();
 }
 
+// The snapshot holds the newest phase; while a run starts up, the earlier ones are shown as well.
+async function loadPhases() {
+  const early = await get(`events.json?attempt=${store.attempt.number}&after=0&limit=500`);
+  for (const event of early.events) if (event.kind === "phase" && event.seq <= store.snapshotSeq) takePhase(store, event);
+}
+
 // The marks are read before the rows, so an event between two replies comes again and is applied once.
 async function load() {
   const names = encodeURIComponent(page.series.join(","));
@@ -64,6 +70,7 @@ async function load() {
   takeSeries(store, series);
   takeLag(store, lag);
   store.seen = Math.min(store.snapshotSeq, store.seriesSeq);
+  if (store.attempt && !isOver(store.run) && !(store.state?.step > 0)) await loadPhases();
   drawAll();
 }
 

@@ -76,6 +76,15 @@ function newest(list, item, limit) {
   if (list.length > limit) list.length = limit;
 }
 
+export function takePhase(store, event) {
+  const phase = flat(event);
+  if (!store.phase || phase.seq >= store.phase.seq) store.phase = phase;
+  const same = store.phases.findIndex((item) => item.name === phase.name);
+  if (same >= 0) store.phases[same] = phase;
+  else store.phases.push(phase);
+  store.phases.sort((a, b) => a.seq - b.seq);
+}
+
 const onSnapshot = {
   started: (store, event) => (store.provenance = { ...event.data.provenance, ...event.data }),
   state: (store, event) => (store.state = flat(event)),
@@ -88,12 +97,7 @@ const onSnapshot = {
     store.logs.push({ ...event.data, seq: event.seq, t: event.t, step: event.step });
     if (store.logs.length > KEPT_LINES) store.logs.splice(0, store.logs.length - KEPT_LINES);
   },
-  phase: (store, event) => {
-    store.phase = flat(event);
-    const same = store.phases.findIndex((item) => item.name === store.phase.name);
-    if (same >= 0) store.phases[same] = store.phase;
-    else store.phases.push(store.phase);
-  },
+  phase: (store, event) => takePhase(store, event),
 };
 
 // Applies one event, each part at most once: what a reply from the database held already is left out. Returns what changed.
