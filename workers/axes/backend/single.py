@@ -19,6 +19,7 @@ from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batc
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
+from workers.axes.backend.threads import share
 from workers.axes.lora.adapter_only import AdapterOnly
 from workers.axes.lora.base import child_generator
 from workers.axes.transport.base import Transport
@@ -48,9 +49,8 @@ class SingleProcessTrainer:
 
     def __init__(self, config: RunConfig, scratch: Path, transport: Transport) -> None:
         strict = config.determinism == "strict"
-        self._threads = 1 if strict else config.backend.threads
-        if self._threads:
-            torch.set_num_threads(self._threads)
+        self._threads = share(config, config.backend.threads)
+        torch.set_num_threads(self._threads)
         self._config = config
         self._transport = transport
         self._interrupted = threading.Event()
@@ -69,8 +69,7 @@ class SingleProcessTrainer:
     def train(self, batch: Batch) -> StepResult:
         """One batch: `epochs` x `minibatches` optimizer steps. With one step, old log-probs are those of its own forward pass."""
         started = time.perf_counter()
-        if self._threads:
-            torch.set_num_threads(self._threads)  # OpenMP counts threads for each calling thread apart
+        torch.set_num_threads(self._threads)  # OpenMP counts threads for each calling thread apart
         prepared = prepare(batch, self._config)
         items = [item for group in prepared.groups for item in group]
         tally = _Tally()

@@ -1,0 +1,23 @@
+"""How many CPU threads a pool's process takes. Called at start, before the first tensor operation."""
+
+from __future__ import annotations
+
+import os
+
+from workers.contract.config import RunConfig
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share(config: RunConfig, given: int) -> int:
+    """`given` where the config names a number; 1 in strict mode; else the cores shared out over the trainer and its engines.
+
+    Never more threads than cores in all: OpenMP's threads wait for one another by spinning, so that two processes of two
+    threads on two cores were measured three to eight times slower than with one thread each.
+    """
+    if config.determinism == "strict":
+        return 1
+    return given or max(1, cores() // (1 + config.rollout.engines))
