@@ -63,7 +63,7 @@ class Up:
     def child(self, words: str) -> psutil.Process | None:
         for process in carrying(MARK, self.layout.mark):
             try:
-                if words in " ".join(process.cmdline()):
+                if words in " ".join(process.cmdline()[1:]) and not process.cmdline()[0].endswith("/sh"):
                     return process
             except psutil.Error:
                 continue
@@ -174,11 +174,35 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+SMALL = ["batch.prompts=2", "batch.group_size=4", "evaluation.prompts=4", "evaluation.every_steps=100"]
+SETS = [part for item in SMALL for part in ("--set", item)]
+
+
+@pytest.mark.model
+def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "500", "--once", *SETS, command="demo", models=models)
+    try:
+        wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.2)
+        driver = demo.child("-m workers run /")  # the driver itself, not the shell around it
+        assert driver is not None, demo.text
+        driver.kill()
+        began = time.monotonic()
+        run = re.search(r"launched run (\w+)", demo.text)
+        assert run
+        wait_until(lambda: "the run ended as failed" in demo.text, 30, f"the failure noticed\n{demo.text}")
+        wait_until(lambda: remains.gone(run.group(1)), 10, "nothing left of the run")
+        assert time.monotonic() - began < 35
+        assert demo.process.wait(timeout=15) == 1
+    finally:
+        if demo.process.poll() is None:
+            demo.stop()
+    assert "exit code" in demo.text and "what to do: read the last log lines" in demo.text
+    assert_nothing_left(demo.layout)
+
+
 @pytest.mark.model
 def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models: Path) -> None:
-    small = ["batch.prompts=2", "batch.group_size=4", "evaluation.prompts=4", "evaluation.every_steps=100"]
-    sets = [part for item in small for part in ("--set", item)]
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *sets, command="demo", models=models)
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *SETS, command="demo", models=models)
     try:
         wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.2)
         for words in ("uvicorn", "celery"):

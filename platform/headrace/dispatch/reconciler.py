@@ -162,7 +162,7 @@ def _cause(status: str, message: str, lines: list[str]) -> dict[str, Any]:
         ABSENT: "its job vanished: the Ray cluster was restarted or lost it",
         "STOPPED": "its job was stopped from outside",
         "SUCCEEDED": "its job ended without a last word",
-    }.get(status, f"its job failed without a last word: {message[:500]}")
+    }.get(status, f"its job failed without a last word: {message.partition(', last available logs')[0][:300]}")
     return {
         "type": "JobLost",
         "message": said,

@@ -28,8 +28,8 @@ def ship_unfinished(guard: Callable[[], None]) -> None:
     for attempt in rows.exclude(out_dir="").exclude(pk__in=[pk for pk, (tries, _) in _tried.items() if tries >= TRIES])[:20]:
         tries, due = _tried.get(attempt.pk, (0, 0.0))
         if time.monotonic() >= due:
-            ship_attempt(attempt, guard)
             _tried[attempt.pk] = (tries + 1, time.monotonic() + 10 * 3**tries)
+            ship_attempt(attempt, guard)
 
 
 def ship_run(run: Run, guard: Callable[[], None]) -> None:
@@ -53,4 +53,6 @@ def ship_attempt(attempt: Attempt, guard: Callable[[], None]) -> bool:
         return False
     if done.returncode not in (ExitCode.OK, ExitCode.FENCED):
         log.warning("the spool of attempt %s could not be shipped: %s", attempt.public_id, done.stderr.strip()[-500:])
+    if done.returncode == ExitCode.OK:
+        _tried[attempt.pk] = (TRIES, 0.0)  # all is there; a driver that was killed never wrote a last event to wait for
     return done.returncode == ExitCode.OK

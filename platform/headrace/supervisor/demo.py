@@ -107,11 +107,11 @@ def read(run_id: int) -> Reading:
 
 def watch(supervisor: Supervisor, console: Console, run: Run) -> Reading:
     """The live line until the run is over. Raises Stopped on Ctrl-C."""
-    shown: tuple[Any, ...] = ()
+    shown = ""
     while True:
         supervisor.watch(1.0)
         reading = read(run.pk)
-        now = (reading.state, reading.step, reading.phase if not reading.step else None)
+        now = f"{reading.state} {reading.step}" if reading.step else describe(reading)
         console.line(describe(reading), lasting=now != shown)
         shown = now
         if reading.state in RUN_OVER:
