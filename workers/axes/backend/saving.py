@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from workers.axes.backend.optimizer import Stepper
-from workers.axes.lora.adapter_only import AdapterOnly
+from workers.axes.lora.base import Adapters
 from workers.contract.errors import CheckpointError
 
 WEIGHTS, OPTIMIZER, COUNTERS = "adapter_model.safetensors", "optimizer.safetensors", "trainer.json"
 
 
-def save(folder: Path, adapters: AdapterOnly, stepper: Stepper, base: str, counters: dict[str, Any]) -> dict[str, Any]:
+def save(folder: Path, adapters: Adapters, stepper: Stepper, base: str, counters: dict[str, Any]) -> dict[str, Any]:
     """Writes adapters (float32, PEFT's names), optimizer and counters. Called between two batches. Returns the counters."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -31,7 +31,7 @@ def save(folder: Path, adapters: AdapterOnly, stepper: Stepper, base: str, count
     return saved
 
 
-def restore(folder: Path, adapters: AdapterOnly, stepper: Stepper) -> dict[str, Any]:
+def restore(folder: Path, adapters: Adapters, stepper: Stepper) -> dict[str, Any]:
     """Reads what `save` wrote, bit for bit. Raises CheckpointError where it is torn or belongs to another model."""
     try:
         weights, optimizer = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers import models
+from workers import models, registry
 from workers.axes.backend import saving
 from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
 from workers.axes.backend.threads import share
-from workers.axes.lora.adapter_only import AdapterOnly
-from workers.axes.lora.base import child_generator
+from workers.axes.lora.base import Adapters, child_generator
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled
@@ -62,7 +61,7 @@ class SingleProcessTrainer:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         self._model.eval()  # no dropout: log-probs are of the policy that samples
         check_layout(self._model, config.model.path)
-        self._adapters = AdapterOnly(self._model, config.lora, config.seed)
+        self._adapters: Adapters = registry.resolve("lora", config.lora.kind)(self._model, config.lora, config.seed)
         batch = config.batch
         self._stepper = Stepper(self._adapters.masters, config.optimizer, config.budget.steps * batch.epochs * batch.minibatches)
 

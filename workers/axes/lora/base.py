@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ class Adapters(Protocol):
     """
 
     model: Any
-    masters: Mapping[str, Tensor]
+    masters: dict[str, Tensor]
 
     def gather(self) -> None:
         """Called after each micro-batch's backward pass: adds its gradients to the masters'."""
@@ -29,6 +29,10 @@ class Adapters(Protocol):
 
     def payload(self) -> dict[str, Tensor]:
         """Called at each publish: what travels, by PEFT's name. Valid until the next refresh."""
+        ...
+
+    def save_config(self, folder: Path, base: str) -> None:
+        """Called with each checkpoint: writes PEFT's adapter_config.json, naming the base model."""
         ...
 
 
