@@ -34,6 +34,7 @@ export function rate(value, unit) {
 export function seconds(value) {
   const n = number(value);
   if (n === null) return NONE;
+  if (n === 0) return "0 ms";
   if (n < 0.9995) return n < 0.00095 ? `${fixed(n * 1000, 2)} ms` : `${fixed(n * 1000, n < 0.01 ? 1 : 0)} ms`;
   if (n < 60) return `${fixed(n, 1)} s`;
   return duration(n);

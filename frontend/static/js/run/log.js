@@ -24,6 +24,11 @@ export class Log {
     });
   }
 
+  emptyWords() {
+    if (this.store.logs.length) return "No line of this level.";
+    return this.store.finished ? "The attempt wrote no log lines." : "no data yet";
+  }
+
   setFollow(follow) {
     this.follow = follow;
     this.button.setAttribute("aria-pressed", String(follow));
@@ -38,7 +43,7 @@ export class Log {
     this.last = last;
     this.count = lines.length;
     if (!lines.length) {
-      this.box.replaceChildren(el("p", { class: "none" }, this.store.logs.length ? "No line of this level." : "no data yet"));
+      this.box.replaceChildren(el("p", { class: "none" }, this.emptyWords()));
       return;
     }
     const place = this.box.scrollTop;

@@ -62,7 +62,7 @@ export class Samples {
     const open = this.opened.has(key);
     const span = sample.version_min === null || sample.version_min === undefined ? "–" : sample.version_min === sample.version_max ? `v${sample.version_min}` : `v${sample.version_min}–v${sample.version_max}`;
     const head = el("div", { class: "sample-head" }, this.reward(sample), el("span", {}, "advantage ", el("b", {}, fixed(sample.advantage, 2))),
-      el("span", {}, "sampled by ", el("b", {}, span), sample.version_trained !== null && sample.version_trained !== undefined ? ` · trained at v${sample.version_trained}` : ""),
+      el("span", {}, "sampled by ", el("b", {}, span), sample.outcome === "trained" && typeof sample.version_trained === "number" ? ` · trained at v${sample.version_trained}` : ""),
       el("span", {}, `step ${sample.step}`), sample.outcome === "trained" ? null : el("b", {}, sample.outcome + (sample.drop_reason ? `: ${sample.drop_reason}` : "")),
       sample.finish_reason === "length" ? el("span", {}, "cut at the limit") : null,
       el("button", { class: "button quiet small", type: "button", "data-toggle": key, "aria-expanded": String(open) }, open ? "Less" : "More"));
@@ -84,11 +84,13 @@ export class Samples {
     const tokens = this.tokens.get(key);
     if (!tokens?.text?.length) return el("div", { class: "completion" }, sample.completion);
     const first = Math.min(...tokens.versions);
+    // Shades tell versions apart; one version needs none.
+    const several = tokens.versions.some((version) => version !== first);
     const spans = tokens.text.map((text, index) => {
       const version = tokens.versions[index];
       const logprob = tokens.logprobs?.[index];
       const title = `v${version}${typeof logprob === "number" ? `, log-prob ${fixed(logprob, 3)}` : ""}`;
-      return el("span", { class: `token shade-${(version - first) % SHADES}`, title }, text);
+      return el("span", { class: several ? `token shade-${(version - first) % SHADES}` : "token", title }, text);
     });
     return el("div", { class: "completion" }, spans);
   }
