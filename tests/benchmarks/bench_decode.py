@@ -1,6 +1,6 @@
 """Decode rate of the torch engine on the real model, prefill and scheduling included. Prints one JSON object.
 
-    OMP_WAIT_POLICY=passive python -m tests.benchmarks.bench_decode [--slots 64] [--new 48] [--threads 0] [--waves 3]
+    OMP_WAIT_POLICY=passive python -m tests.benchmarks.bench_decode [--slots 64] [--new 48] [--threads 2] [--waves 3]
 
 tokens_per_cpu_s counts processor seconds of this process: with OMP_WAIT_POLICY=passive it hardly depends on what else runs.
 The first wave warms up and is left out. Every wave is `slots` requests of `slots / 8` prompts, with a LoRA adapter on all
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from workers import registry
+from workers.axes.backend.threads import cores
 from workers.contract.config import RunConfig
 from workers.records import SampleRequest
 from workers.rollout.torch.generator import TorchGenerator
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--new", type=int, default=48)
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
+    parser.add_argument("--threads", type=int, default=cores(), help="default: every core, as no trainer runs beside")
     parser.add_argument("--waves", type=int, default=3)
     print(json.dumps(asyncio.run(measure(parser.parse_args()))))
 

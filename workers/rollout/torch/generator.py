@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from workers import models, registry
+from workers.axes.backend.threads import share
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
@@ -30,9 +31,7 @@ class TorchGenerator:
 
     def __init__(self, config: RunConfig, name: str, transport: Transport) -> None:
         strict = config.determinism == "strict"
-        threads = 1 if strict else config.rollout.threads
-        if threads:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(share(config, config.rollout.threads))
         self._dtype = torch.float32 if strict else {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
         self._scaling = config.lora.alpha / config.lora.rank
         self._transport = transport

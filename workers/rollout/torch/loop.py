@@ -56,6 +56,7 @@ class DecodeLoop:
         self._isolated = isolated
         self._slots = SlotCache(model.shape, model.dtype)
         self._prompts = PromptCache()
+        self._threads = torch.get_num_threads()
         self._wake = threading.Condition()
         self._staged: Staged | None = None
         self._flipping = self.adapter  # what `flip` puts in place
@@ -108,6 +109,7 @@ class DecodeLoop:
     # -- the decode thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP counts threads for each calling thread apart
         try:
             with torch.inference_mode():
                 while self._turn():
