@@ -14,7 +14,7 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from workers.axes.orchestration.base import Pools
+from workers.axes.orchestration.base import ROLE_ENVIRONMENT, Pools
 from workers.axes.orchestration.clients import RemoteGenerator, RemoteTrainer
 from workers.axes.orchestration.wire import error_from_wire
 from workers.cluster.actor import RoleActor
@@ -82,7 +82,7 @@ class RayActors:
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        variables = {"HEADRACE_RUN_ID": self._run_id, "TOKENIZERS_PARALLELISM": "false"}
+        variables = {"HEADRACE_RUN_ID": self._run_id, **ROLE_ENVIRONMENT}
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **options)

@@ -15,8 +15,8 @@ def cores() -> int:
 def share(config: RunConfig, given: int) -> int:
     """`given` where the config names a number; 1 in strict mode; else the cores shared out over the trainer and its engines.
 
-    Never more threads than cores in all: OpenMP's threads wait for one another by spinning, so that two processes of two
-    threads on two cores were measured three to eight times slower than with one thread each.
+    Never more threads than cores in all: OpenMP's threads wait for one another by spinning, and a two-thread trainer beside
+    other work on two cores was seen to be several times slower than with one thread.
     """
     if config.determinism == "strict":
         return 1

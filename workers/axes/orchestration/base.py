@@ -9,6 +9,12 @@ from typing import Any, Protocol
 from workers.records import Batch, Manifest, StepResult
 from workers.rollout.base import Generator
 
+# For every pool's process, whatever starts it; read by OpenMP and tokenizers when they load.
+ROLE_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread that spins takes the core from the other pool
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 
 class TrainerClient(Protocol):
     """The trainer as the driver sees it: the same words as `backend.base.Trainer`, awaited."""

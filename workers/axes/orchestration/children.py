@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workers.axes.orchestration.base import Pools
+from workers.axes.orchestration.base import ROLE_ENVIRONMENT, Pools
 from workers.axes.orchestration.clients import RemoteGenerator, RemoteTrainer
 from workers.axes.orchestration.wire import error_from_wire, read_frame, write_frame
 from workers.contract.config import RunConfig
@@ -140,7 +140,7 @@ class AsyncioChildren:
     async def _child(self, name: str, role: str, arguments: dict[str, Any]) -> Child:
         child = Child(name, self._scratch.parent / "logs" / f"{name.replace('/', '-')}.log")
         self._children.append(child)
-        await child.start(role, arguments, {"HEADRACE_RUN_ID": self._run_id, "TOKENIZERS_PARALLELISM": "false"})
+        await child.start(role, arguments, {"HEADRACE_RUN_ID": self._run_id, **ROLE_ENVIRONMENT})
         return child
 
 
