@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
 
 pytestmark = pytest.mark.e2e
+AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
@@ -185,6 +187,36 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme:
         if run in path:
             expect(page.locator("#flow")).to_contain_text("5 / 16")
         assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) -> None:
+    """axe-core's rules for WCAG 2.2 A and AA, colour contrast included, and its best practices."""
+    run = launch(page, "accessible")
+    driver = Driver(server, run)
+    driver.started()
+    driver.step(1, reward=0.4)
+    driver.step(2, reward=0.5)
+    driver.failed(2)
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    found: list[str] = []
+    for path in (
+        "/runs/",
+        "/runs/new/",
+        f"/runs/new/?clone={run}&fix=optimizer.learning_rate",
+        f"/runs/{run}/",
+        "/help/axes/",
+        "/nothing/",
+    ):
+        page.goto(path)
+        if path == f"/runs/{run}/":
+            expect(page.locator("#failure")).to_be_visible()
+            expect(page.locator("#samples .token").first).to_be_visible()
+        page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        result = page.evaluate(f"axe.run(document, {{ runOnly: {AXE_RULES} }})")
+        found += [f"{path}: {item['id']}: {[node['target'] for node in item['nodes'][:3]]}" for item in result["violations"]]
+    assert found == []
 
 
 def test_keyboard_theme_and_list(page: Page, server: WebServer) -> None:

@@ -63,7 +63,7 @@ class Up:
     def child(self, words: str) -> psutil.Process | None:
         for process in carrying(MARK, self.layout.mark):
             try:
-                if words in " ".join(process.cmdline()[1:]) and not process.cmdline()[0].endswith("/sh"):
+                if words in " ".join(process.cmdline()) and not process.cmdline()[0].endswith("/sh"):
                     return process
             except psutil.Error:
                 continue
