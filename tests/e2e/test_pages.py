@@ -196,7 +196,7 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
     driver = Driver(server, run)
     driver.started()
     driver.step(1, reward=0.4)
-    driver.step(2, reward=0.5)
+    driver.step(2, reward=0.5, completion="It is 7")
     driver.failed(2)
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     found: list[str] = []

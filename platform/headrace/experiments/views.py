@@ -134,7 +134,7 @@ def config_blocks(data: dict[str, Any]) -> list[dict[str, Any]]:
                 {
                     "title": item.title,
                     "help": item.path,
-                    "unit": item.unit,
+                    "unit": item.unit if item.value not in ("", None) else "",
                     "value": _shown(item.value),
                     "changed": lookup(data, item.path) != lookup(default, item.path),
                 }

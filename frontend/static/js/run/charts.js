@@ -67,6 +67,13 @@ function spread(steps) {
   return placed;
 }
 
+// The points of the current history, or those that a later attempt replaced.
+function chosen(columns, faint) {
+  if (!columns || !(faint || columns.faint.some(Boolean))) return columns;
+  const keep = (list) => list.filter((_, index) => columns.faint[index] === faint);
+  return { step: keep(columns.step), t: keep(columns.t), value: keep(columns.value) };
+}
+
 export class Charts {
   constructor(figures, store, start) {
     this.store = store;
@@ -112,11 +119,12 @@ export class Charts {
     return columns.t.map((t) => (t - start) / 60);
   }
 
-  fillTrace(trace) {
+  // `faint` asks for what a later attempt trained again; without it those points are left out.
+  fillTrace(trace, faint = false) {
     const { meta } = trace;
     if (meta.lag !== undefined) return this.fillLag(trace);
     if (meta.capacity) return this.fillCapacity(trace);
-    const columns = this.store.series.get(meta.series);
+    const columns = chosen(this.store.series.get(meta.series), faint);
     if (!columns) return 0;
     const scale = meta.scale ?? 1;
     let values = columns.value.map((value) => (value === null ? null : value * scale));
@@ -174,8 +182,12 @@ export class Charts {
     chart.stale = false;
     let points = 0;
     const traces = chart.data.map((trace) => ({ ...trace }));
+    for (const trace of chart.data) {
+      if (trace.type !== "scatter" || trace.meta.smooth || !this.store.series.get(trace.meta.series)?.faint.some(Boolean)) continue;
+      traces.push({ ...trace, opacity: 0.3, showlegend: false, hoverinfo: "skip", hovertemplate: null, fill: "none", error_y: null, faint: true });
+    }
     for (const trace of traces) {
-      points += this.fillTrace(trace);
+      points += this.fillTrace(trace, trace.faint);
       paint(trace);
       // One point makes no line: it is shown as a dot until the second comes.
       if (trace.mode === "lines" && trace.y.length === 1 && !trace.meta.capacity) trace.mode = "markers";
@@ -194,7 +206,7 @@ export class Charts {
     const said = [];
     for (const trace of traces) {
       const last = trace.y.findLast?.((value) => value !== null && value !== undefined);
-      if (last === undefined || trace.meta.capacity) continue;
+      if (last === undefined || trace.meta.capacity || trace.faint) continue;
       said.push([trace.name, last, trace.type === "bar" && trace.meta.lag !== undefined ? " %" : ""]);
     }
     const label = said.length ? said.map(([name, value, unit]) => `${name}: ${short(value)}${unit}`).join("; ") : "no data yet";
