@@ -160,7 +160,7 @@ class Driver:
             config=config,
             clock=self._clock,
             environment=environment,
-            scorer=ThreadScorer(environment),
+            scorer=ThreadScorer(environment, config.rewards.timeout_s),
             pool=Pool(pools.generators, config.rollout.max_running, self.time),
             buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer),
             staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),

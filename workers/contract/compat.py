@@ -21,9 +21,9 @@ def warnings(config: RunConfig) -> list[HeadraceError]:
 def _flow(config: RunConfig) -> Iterator[HeadraceError]:
     batch, buffer = config.batch, config.buffer
     if buffer.depth < batch.prompts:
-        # The trainer takes a batch only when all its groups wait; a smaller buffer would fill up and hold generation back for ever.
+        # It would run, but no batch could be made ready while the trainer works: the pools would take turns.
         yield ConfigError(
-            f"the buffer must hold at least one batch of {batch.prompts} groups, or generation and training wait for each other for ever",
+            f"the buffer must hold at least one batch of {batch.prompts} groups, or generation stands still while the trainer works",
             field="buffer.depth",
             value=buffer.depth,
             cure=f"set buffer.depth to {batch.prompts} or more, or batch.prompts to {buffer.depth} or less",
@@ -36,6 +36,17 @@ def _flow(config: RunConfig) -> Iterator[HeadraceError]:
             value=batch.minibatches,
             cure=f"set batch.minibatches to one of {', '.join(map(str, divisors))}",
         )
+    bound = config.staleness.depth_bound
+    if bound is not None:
+        one_batch = batch.prompts * batch.group_size
+        if bound.value * (one_batch if bound.unit == "batches" else 1) < one_batch:
+            # Groups that wait for the rest of their batch are under way, too: the batch would never be complete.
+            yield ConfigError(
+                f"less than one batch of {one_batch} samples may be under way: no batch would ever be complete",
+                field="staleness.depth_bound",
+                value=f"{bound.value:g} {bound.unit}",
+                cure=f"allow at least 1 batches, or {one_batch} samples",
+            )
     if len(set(config.partial)) != len(config.partial):
         yield ConfigError("a kind stands twice", field="partial", value=config.partial, cure="name each kind once")
 

@@ -60,7 +60,11 @@ class Environment(Block):
         json_schema_extra=main(widget="json"),
     )
     size: int = Field(
-        512, ge=1, le=1_000_000, title="Prompts", description="How many different training prompts are made; one pass is an epoch."
+        512,
+        ge=1,
+        le=1_000_000,
+        title="Prompts",
+        description="How many training prompts a generated task has; one pass is an epoch. A file is used whole.",
     )
     system_prompt: str = Field(
         "Answer with the final answer only.",
@@ -69,11 +73,11 @@ class Environment(Block):
         description="Sent before every question. Empty: none.",
         json_schema_extra={"widget": "textarea"},
     )
-    answer: Literal["last_number", "answer_tag", "last_line", "whole"] = Field(
-        "last_number",
+    answer: Literal["auto", "last_number", "answer_tag", "last_line", "whole"] = Field(
+        "auto",
         title="Answer extraction",
-        description="What is handed to the verifier: the last number, the text in <answer> tags,"
-        " the last non-empty line, or the whole completion.",
+        description="What is handed to the verifier: the last number, the text in <answer> tags, the last non-empty line,"
+        " or the whole completion. auto: the last number where the task's answers are numbers, the last line otherwise.",
         json_schema_extra=main(),
     )
     verifier: Literal["exact", "number", "contains"] = Field(
@@ -203,6 +207,14 @@ class Rewards(Block):
         "keep",
         title="Groups of equal rewards",
         description="keep: they stay, with advantage 0. drop: they are dropped, counted and replaced.",
+    )
+    timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        title="Verifier's deadline",
+        description="A sample judged for longer than this counts as failed.",
+        json_schema_extra={"unit": "s"},
     )
     on_truncated: Literal["keep", "mask"] = Field(
         "keep", title="Truncated samples", description="keep: judged as they are. mask: their tokens are left out of the loss."
@@ -376,7 +388,7 @@ class RunConfig(Block):
     transport: Transport = Field(default_factory=Transport)
     interrupt: Interrupt = Field(default_factory=Interrupt)
     partial: list[axes.PartialKind] = Field(
-        default_factory=lambda: ["continue"],
+        default=["continue"],
         min_length=1,
         title="Partial rollouts",
         description="What becomes of a half-finished sample at a weight change.",

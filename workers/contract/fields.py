@@ -25,10 +25,11 @@ def table() -> dict[str, FieldInfo]:
 
     def walk(model: type[BaseModel], prefix: str) -> None:
         for name, info in model.model_fields.items():
-            if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-                walk(info.annotation, f"{prefix}{name}.")
-            else:
+            inner = section(info)
+            if inner is None or kinds(info)[1]:  # a section that may be null is a value, too
                 found[f"{prefix}{name}"] = info
+            if inner is not None:
+                walk(inner, f"{prefix}{name}.")
 
     walk(RunConfig, "")
     return found
@@ -61,6 +62,11 @@ def kinds(info: FieldInfo) -> tuple[list[Any], bool]:
     return [member for member in members if member is not NoneType], NoneType in members
 
 
+def section(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that holds a section, None for a plain value."""
+    return next((kind for kind in kinds(info)[0] if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
 def limits(info: FieldInfo) -> str:
     """What a field takes, in words: "a whole number, at least 1 and at most 64"."""
     types, nullable = kinds(info)
@@ -83,6 +89,8 @@ def _type_words(kind: Any) -> str:
         return f"a list, each item {_type_words(get_args(kind)[0])}"
     if get_origin(kind) is dict or kind is dict:
         return "a JSON object"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"an object with {', '.join(kind.model_fields)}"
     return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}.get(kind, "a value")
 
 
@@ -91,7 +99,7 @@ def parsed(path: str, info: FieldInfo, text: str) -> Any:
     types, nullable = kinds(info)
     if nullable and text.strip().lower() in ("null", "none"):
         return None
-    if any(get_origin(kind) in (list, dict) for kind in types):
+    if section(info) is not None or any(get_origin(kind) in (list, dict) for kind in types):
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
@@ -122,19 +130,17 @@ def fault(item: Any) -> HeadraceError:
 
 
 def _unknown(location: list[str], value: Any) -> HeadraceError:
-    section, name = ".".join(location[:-1]), location[-1]
+    above, name = ".".join(location[:-1]), location[-1]
     model: type[BaseModel] = RunConfig
     for part in location[:-1]:
-        inner = model.model_fields[part].annotation
-        assert isinstance(inner, type) and issubclass(inner, BaseModel)
-        model = inner
+        model = section(model.model_fields[part]) or model
     known = list(model.model_fields)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    elsewhere = [path for path in ending_in(name) if path != f"{section}.{name}"]
+    elsewhere = [path for path in ending_in(name) if path != f"{above}.{name}"]
     if any(path.rpartition(".")[2] == name for path in elsewhere) or (elsewhere and not close):
         cure = f"did you mean {' or '.join(elsewhere)}?"
     elif close:
         cure = f"did you mean {'.'.join([*location[:-1], close[0]])}?"
     else:
-        cure = f"the fields of {section or 'a config'} are: {', '.join(known)}"
+        cure = f"the fields of {above or 'a config'} are: {', '.join(known)}"
     return ConfigError("there is no such field", field=".".join(location)[:200], value=value, cure=cure)

@@ -19,6 +19,9 @@ parse = reading.parse
 # Version n -> the function that turns a spec of version n into one of n + 1. Version 1 is the first.
 UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
+# Options, and how the task is asked and answered, belong to the dataset they were written for.
+_OF_ONE_DATASET = ("options", "system_prompt", "answer")
+
 
 def resolve(spec: Mapping[str, Any] | None = None, preset: str | None = None, sets: Sequence[str] = ()) -> RunConfig:
     """The config that a run starts with. Called by the form, the API, the command line and the driver.
@@ -121,20 +124,27 @@ def _base_preset(spec: Mapping[str, Any] | None, given: dict[str, Any]) -> str |
 
 
 def overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`upper` on top of `lower`, section by section. Task options belong to their dataset: another dataset starts without them."""
+    """`upper` on top of `lower`, section by section. Another dataset starts without what was written for the one below it."""
     result = dict(lower)
-    for section, values in upper.items():
-        below = result.get(section)
-        if not isinstance(values, dict) or not isinstance(below, dict):
-            result[section] = values
-            continue
-        merged = {**below, **values}
-        if section == "environment" and "options" not in values and values.get("dataset", below.get("dataset")) != below.get("dataset"):
-            merged.pop("options", None)
-        if section == "environment" and isinstance(values.get("options"), _Merge) and isinstance(below.get("options"), dict):
-            merged["options"] = {**below["options"], **values["options"]}
-        result[section] = merged
+    for name, value in upper.items():
+        below = result.get(name)
+        if not isinstance(value, dict) or not isinstance(below, dict):
+            result[name] = value
+        elif name == "environment":
+            result[name] = _task(below, value)
+        else:
+            result[name] = overlay(below, value)
     return result
+
+
+def _task(below: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    other = values.get("dataset", below.get("dataset")) != below.get("dataset")
+    kept = {name: value for name, value in below.items() if not (other and name in _OF_ONE_DATASET)}
+    merged = {**kept, **values}
+    options = kept.get("options")
+    if isinstance(values.get("options"), _Merge) and isinstance(options, dict):
+        merged["options"] = {**options, **values["options"]}
+    return merged
 
 
 class _Merge(dict[str, Any]):

@@ -9,12 +9,12 @@ from typing import Any
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, DataError
 from workers.environments.base import Entry, Task
-from workers.environments.extract import extract
+from workers.environments.extract import choose, extract
 from workers.environments.rendering import Renderer
 from workers.environments.source import PromptSource
 from workers.records import Prompt
 
-PROBES = 32  # training questions looked at before the held-out ones are settled
+PROBES = 32  # training questions looked at before the answer's form and the held-out questions are settled
 
 
 def build(config: RunConfig, model_folder: Path | str) -> LanguageEnvironment:
@@ -46,6 +46,7 @@ class LanguageEnvironment:
         self.stop_ids = renderer.stop_ids
         self.template_hash = renderer.template_hash
         self.data_digest = task.digest()
+        self.answer_kind = choose(config.environment.answer, (entry.answer for entry in _probes(task)))
         self._held_out = _kept_apart(task, task.held_out(config.evaluation.prompts))
         self._held_out_questions = {entry.question for entry in self._held_out}
         self.evaluation_prompts = [self._prompt(f"{task.name}:eval:{index}", index, entry) for index, entry in enumerate(self._held_out)]
@@ -58,7 +59,7 @@ class LanguageEnvironment:
         return self._renderer.tokens(ids)
 
     def verify(self, prompt: Prompt, text: str) -> tuple[float, str | None]:
-        answer = extract(self._config.environment.answer, text)
+        answer = extract(self.answer_kind, text)
         if answer is None:
             return 0.0, None
         held_out = prompt.id == f"{self._task.name}:eval:{prompt.index}"
@@ -70,6 +71,7 @@ class LanguageEnvironment:
             "dataset": self._task.name,
             "data_digest": self.data_digest,
             "template_hash": self.template_hash,
+            "answer": self.answer_kind,
             "stop_ids": self.stop_ids,
             "training_prompts": self._task.size,
             "held_out_prompts": len(self.evaluation_prompts),
@@ -92,12 +94,16 @@ class LanguageEnvironment:
         return Prompt(id=identity, index=index, text=entry.question, token_ids=ids, answer=entry.answer)
 
 
+def _probes(task: Task) -> list[Entry]:
+    return [task.entry(index) for index in range(min(task.size, PROBES))]
+
+
 def _kept_apart(task: Task, held_out: list[Entry]) -> list[Entry]:
     """The held-out entries, thinned where a task has so few questions that too little would be left for training.
 
     Which questions stay is decided by their hash, so that the choice does not hang on the order of drawing.
     """
-    probes = [task.entry(index).question for index in range(min(task.size, PROBES))]
+    probes = [entry.question for entry in _probes(task)]
     questions = sorted({entry.question for entry in held_out}, key=lambda text: hashlib.sha256(text.encode()).digest())
     while len(questions) > 1 and sum(probe not in questions for probe in probes) * 4 < len(probes):
         questions = questions[: len(questions) // 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 # A sign counts only where nothing it could be subtracted from stands before it: "8-3" ends in 3, "= -3" in -3.
 _NUMBER = re.compile(
@@ -47,6 +47,13 @@ KINDS: dict[str, Callable[[str], str | None]] = {
 }
 
 
+def choose(kind: str, answers: Iterable[str | None]) -> str:
+    """`auto` settled by some of the task's own answers: the last number where each is a number, the last line otherwise."""
+    if kind != "auto":
+        return kind
+    return "last_number" if all(answer is not None and _NUMBER.fullmatch(answer.strip()) for answer in answers) else "last_line"
+
+
 def extract(kind: str, text: str) -> str | None:
-    """The answer in `text` by the config's `environment.answer`. Called once a sample, before the verifier."""
+    """The answer in `text` by `kind`, which is not `auto`. Called once a sample, before the verifier."""
     return KINDS[kind](text)

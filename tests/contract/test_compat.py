@@ -1,0 +1,72 @@
+"""What cannot work is refused with a cure that cures; what is pointless is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.contract import compat, loading, presets
+from workers.contract.config import RunConfig
+
+STRICT = ["determinism=strict", "model.dtype=float32", "staleness.max_lag=0"]
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_passes_without_a_warning(name: str) -> None:
+    config = loading.resolve(preset=name)
+    assert compat.check(config) == [] and compat.warnings(config) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "field"),
+    [
+        (["buffer.depth=7"], "buffer.depth"),
+        (["batch.minibatches=3"], "batch.minibatches"),
+        (['partial=["continue","continue"]'], "partial"),
+        (["staleness.depth_bound.value=0.5"], "staleness.depth_bound"),
+        (['staleness.depth_bound={"value": 63, "unit": "samples"}'], "staleness.depth_bound"),
+        ([*STRICT[:1], *STRICT[2:]], "model.dtype"),
+        (STRICT[:2], "staleness.max_lag"),
+        ([*STRICT, "rollout.engines=2"], "rollout.engines"),
+        ([*STRICT, "rollout.threads=2"], "rollout.threads"),
+        ([*STRICT, "backend.threads=4"], "backend.threads"),
+        ([*STRICT, "budget.wall_s=60"], "budget.wall_s"),
+    ],
+)
+def test_what_cannot_work_is_refused(sets: list[str], field: str) -> None:
+    faults = loading.problems(sets=sets)
+    assert [fault.field for fault in faults] == [field]
+    assert all(fault.cure and fault.value is not None for fault in faults)
+
+
+@pytest.mark.parametrize("sets", [STRICT, ["buffer.depth=8"], ["staleness.depth_bound.value=1"], ["batch.minibatches=8"]])
+def test_the_cures_cure(sets: list[str]) -> None:
+    assert loading.problems(sets=sets) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "field"),
+    [
+        (["sampling.top_k=5"], "sampling.top_k"),
+        (["sampling.top_p=0.9"], "sampling.top_p"),
+        (["sampling.min_p=0.1"], "sampling.min_p"),
+        (["sampling.temperature=0.05"], "sampling.temperature"),
+        (["environment.size=4"], "environment.size"),
+        (["environment.verifier=number"], "environment.verifier"),
+        (["evaluation.every_steps=0", "evaluation.at_start=false", "evaluation.at_end=false"], "evaluation.every_steps"),
+        (["loss.anchor=rollout"], "loss.tis_cap"),
+        (["loss.dual_clip=3"], "loss.dual_clip"),
+        (["loss.policy=reinforce_is", "loss.dual_clip=3"], "loss.dual_clip"),
+        (["optimizer.warmup_steps=40"], "optimizer.warmup_steps"),
+        (["sampling.max_new_tokens=4000"], "batch.micro_tokens"),
+        (["buffer.depth=400"], "staleness.max_lag"),
+        (["rollout.max_running=4"], "rollout.max_running"),
+        (["sync.every_steps=40"], "sync.every_steps"),
+        (["rollout.engines=2"], "transport.kind"),
+    ],
+)
+def test_what_is_pointless_is_said_and_not_refused(sets: list[str], field: str) -> None:
+    assert field in {warning.field for warning in compat.warnings(loading.resolve(sets=sets))}
+
+
+def test_the_lag_of_a_balanced_run_follows_from_what_waits() -> None:
+    assert compat.expected_lag(RunConfig()) == 3
