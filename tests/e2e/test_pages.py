@@ -161,6 +161,33 @@ def test_a_failure_names_cause_and_cure_and_leads_to_the_field(page: Page, serve
     expect(page.locator("#field-optimizer-learning-rate")).to_have_attribute("aria-invalid", "true")
 
 
+def test_a_resume_goes_on_in_the_open_page(page: Page, server: WebServer) -> None:
+    run = launch(page, "resumed")
+    driver = Driver(server, run)
+    driver.started()
+    for step in (1, 2, 3):
+        driver.step(step, reward=0.1 * step)
+    driver.failed(3)
+    expect(page.locator("#state-chip")).to_have_text("failed")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#state-chip")).to_have_text("queued")
+    second = Driver(server, run, fence=2)
+    second.started({"step": 2, "version": 2})
+    for step in (3, 4):
+        second.step(step, reward=0.2 * step)
+    expect(page.locator("[data-vital=step]")).to_contain_text("4")
+    expect(page.locator("[data-vital=reward]")).to_contain_text("0.80")
+    expect(page.locator("#failure")).to_be_hidden()
+    page.reload()
+    expect(page.locator("[data-vital=step]")).to_contain_text("4")
+    expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile(r"train, each step: 0\.8"))
+    lines = page.evaluate(
+        "document.querySelector('[data-chart=reward] [data-plot]').data.map(line => [line.name, line.showlegend !== false, line.x])"
+    )
+    assert lines[0][2] == [1, 2, 3, 4]
+    assert [line for line in lines if not line[1] and line[2]] == [["train, each step", False, [3]]]
+
+
 def test_cancel_before_launch(page: Page) -> None:
     launch(page, "cancelled")
     page.evaluate("window.confirm = () => true")

@@ -109,7 +109,7 @@ class Driver:
     server: WebServer
     run: str
     seq: int = 1
-    dispatched: int = 0
+    fence: int = 1
 
     def __post_init__(self) -> None:
         self.attempt, self.token = self.server.run_token(self.run)
@@ -118,7 +118,7 @@ class Driver:
     def post(self, events: list[tuple[str, dict[str, Any]]], step: int) -> None:
         now = time.time()
         body = {
-            "fence": 1,
+            "fence": self.fence,
             "first_seq": self.seq,
             "t": [now] * len(events),
             "step": [step] * len(events),
@@ -131,12 +131,11 @@ class Driver:
         assert reply.status_code == 200, reply.text
         self.seq += len(events)
 
-    def started(self) -> None:
+    def started(self, resumed_from: dict[str, int] | None = None) -> None:
+        """The first events of an attempt."""
         phase = {"name": "loading model", "detail": "random weights", "done": 0.5}
-        self.post(
-            [("started", {"config_digest": "d", "provenance": {"packages": {"torch": "2.13.0"}}, "lanes": ["trainer"]}), ("phase", phase)],
-            0,
-        )
+        data = {"config_digest": "d", "provenance": {"packages": {"torch": "2.13.0"}}, "resumed_from": resumed_from, "lanes": ["trainer"]}
+        self.post([("started", data), ("phase", phase)], 0)
 
     def step(self, step: int, *, reward: float, completion: str = "7", depth: int = 5, throttle: str | None = None) -> None:
         """Everything a trained step sends."""
