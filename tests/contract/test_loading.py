@@ -93,6 +93,7 @@ def test_a_section_that_may_be_null_takes_both_forms() -> None:
     [
         ("budget.stepz=3", "budget.stepz", "budget.steps"),
         ("steps=3", "steps", "budget.steps"),
+        ("staleness.depth_bound.valu=3", "staleness.depth_bound.valu", "staleness.depth_bound.value"),
         ("learning=3", "learning", "optimizer.learning_rate"),
         ("budget.steps", "set", "budget.steps=100"),
         ("budget.steps=9.5", "budget.steps", "a whole number, at least 1"),
@@ -210,7 +211,7 @@ def test_whatever_the_file_holds_is_a_table_or_a_config_error(data: bytes | str,
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(fields.paths()), st.text(max_size=30))
+@given(st.sampled_from(list(fields.table())), st.text(max_size=30))
 def test_whatever_an_override_says_is_a_config_or_names_its_field(path: str, text: str) -> None:
     for fault in loading.problems(sets=[f"{path}={text}"]):
         assert fault.field and fault.cure

@@ -36,8 +36,8 @@ def table() -> dict[str, FieldInfo]:
 
 
 def paths() -> list[str]:
-    """Every dotted path that `--set` takes."""
-    return list(table())
+    """One path for each input of the form. The inside of a section that may be null is not listed; `find` knows it, too."""
+    return [path for path in table() if path.rpartition(".")[0] not in table()]
 
 
 def find(path: str) -> FieldInfo | None:
@@ -47,12 +47,12 @@ def find(path: str) -> FieldInfo | None:
 def ending_in(path: str) -> list[str]:
     """Fields whose last word resembles the path's last word: someone wrote `steps` for `budget.steps`."""
     last = path.rpartition(".")[2]
-    exact = [name for name in paths() if name.rpartition(".")[2] == last]
+    exact = [name for name in table() if name.rpartition(".")[2] == last]
     if exact:
         return exact[:4]
-    words = {name.rpartition(".")[2] for name in paths()}
+    words = {name.rpartition(".")[2] for name in table()}
     close = difflib.get_close_matches(last, words, n=2, cutoff=0.7)
-    return [name for name in paths() if name.rpartition(".")[2] in close][:4]
+    return [name for name in table() if name.rpartition(".")[2] in close][:4]
 
 
 def kinds(info: FieldInfo) -> tuple[list[Any], bool]:
