@@ -146,6 +146,7 @@ def test_a_dropped_socket_reconnects_and_fills_the_gap(page: Page, server: WebSe
         driver.step(step, reward=0.1 * step)
     expect(page.locator("#live-mark")).to_have_text("live", timeout=30_000)
     expect(page.locator("[data-vital=step]")).to_contain_text("4")
+    expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile(r"train, each step: 0\.4"))
     points = page.evaluate("document.querySelector('[data-chart=reward] [data-plot]').data[0].x")
     assert points == [1, 2, 3, 4]
 
