@@ -25,8 +25,10 @@ DJANGOS_OWN = {"apps.py", "admin.py"}  # Django says what a module of this name 
 # Upper may import lower or its own level, never higher. A module that is not named here sits beside the driver.
 LEVELS: dict[str, int] = {
     "__main__": 6,
-    **dict.fromkeys(("cluster", "planner", "driver", "console", "upload"), 5),
-    **dict.fromkeys(("pipeline", "pool", "progress", "rates", "report", "requests", "summary", "checkpoint", "provenance"), 4),
+    **dict.fromkeys(("cluster", "planner", "driver", "resume", "console", "upload"), 5),
+    **dict.fromkeys(
+        ("pipeline", "pool", "progress", "rates", "report", "requests", "summary", "checkpoint", "provenance", "folder", "logs"), 4
+    ),
     **dict.fromkeys(("axes", "rollout", "environments", "scoring"), 3),
     **dict.fromkeys(("learn", "ledger", "emit", "ship", "spool"), 2),
     **dict.fromkeys(("registry", "records", "clock", "models"), 1),

@@ -11,47 +11,35 @@ import json
 import os
 import shutil
 import signal
-import tempfile
-import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers import models, registry
+from workers import models, registry, resume
 from workers.axes.orchestration.base import Orchestration, Pools
 from workers.axes.transport.shared_memory import sweep
-from workers.checkpoint import Checkpoint, Checkpoints
+from workers.checkpoint import Checkpoints
 from workers.clock import WallClock
 from workers.contract.config import RunConfig
-from workers.contract.errors import Cancelled, CheckpointError, ConfigError, EnvironmentMissing, Fenced, HeadraceError
+from workers.contract.errors import Cancelled, Fenced, HeadraceError
 from workers.contract.events import Control
-from workers.contract.loading import diff
 from workers.emit import Emitter
 from workers.environments.base import Environment
 from workers.environments.build import build as build_environment
+from workers.folder import claim, log_tail, write_json
 from workers.ledger import SampleLedger, TimeLedger
+from workers.logs import LogFollower
 from workers.pipeline import TRAINER, Parts, Pipeline
 from workers.pool import Pool
 from workers.progress import Progress
 from workers.provenance import provenance
-from workers.records import Group, from_wire, to_wire
+from workers.records import Group, to_wire
 from workers.scoring.threads import ThreadScorer
 from workers.ship import AttemptFile, Shipper
-from workers.spool import read_spool
 from workers.summary import summarise
 
 CANCEL_PATIENCE_S = 5.0
-MAY_DIFFER_ON_RESUME = (
-    "budget.",
-    "evaluation.",
-    "checkpoint.",
-    "preset",
-    "orchestration.",
-    "transport.",
-    "rollout.threads",
-    "backend.threads",
-)
 
 
 class Driver:
@@ -84,6 +72,7 @@ class Driver:
         self.scratch = out / "scratch"
         self.scratch.mkdir(exist_ok=True)
         lanes = [f"generator/{index}" for index in range(config.rollout.engines)] + [TRAINER]
+        self._logs = LogFollower(out / "logs", self.emit.log)
         self.samples = SampleLedger()
         self.time = TimeLedger(self._clock, lanes)
         self.progress = Progress()
@@ -100,6 +89,7 @@ class Driver:
         )
         work = asyncio.create_task(self._attempt(orchestration))
         cancel = asyncio.create_task(self._cancel.wait())
+        follow = asyncio.create_task(self._follow_logs())
         error: BaseException | None = None
         try:
             await asyncio.wait({work, cancel}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +99,16 @@ class Driver:
                 error = first_cause(work.exception())
         finally:
             cancel.cancel()
+            follow.cancel()
             await orchestration.stop()
             sweep(self.run_id)  # a killed sender cannot unlink its own
             shutil.rmtree(self.scratch, ignore_errors=True)
         return self._finish(error)
+
+    async def _follow_logs(self) -> None:
+        while True:
+            await self._clock.sleep(1.0)
+            self._logs.look()
 
     async def _attempt(self, orchestration: Orchestration) -> None:
         for lane in self.time.lanes:
@@ -121,7 +117,7 @@ class Driver:
         folder = await asyncio.to_thread(models.locate, self.config.model.path)
         self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
         environment = await asyncio.to_thread(build_environment, self.config, folder)
-        restored = self._find_checkpoint()
+        restored = resume.find(self._resume_from, self.config, self.emit) if self._resume_from else None
         facts = await asyncio.to_thread(provenance, self.config, folder, environment)
         (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
         self.emit.emit(
@@ -138,7 +134,7 @@ class Driver:
         parts = self._parts(environment, pools)
         if restored:
             self.emit.phase("resume", f"restoring step {restored.step} from {restored.folder.name}")
-            await self._restore(parts, restored)
+            await resume.restore(parts, restored, self._resume_from or self.out)
         for lane in self.time.lanes:
             self.time.leave(lane, "startup")
         self.emit.phase("running", "the flow has started", 1.0)
@@ -196,45 +192,7 @@ class Driver:
             "checkpoint",
             {"path": str(saved.folder), "step": saved.step, "version": saved.version, "bytes": saved.bytes, "sha256": saved.sha256},
         )
-
-    def _find_checkpoint(self) -> Checkpoint | None:
-        if self._resume_from is None:
-            return None
-        found, faults = Checkpoints(self._resume_from / "checkpoints", 1).latest()
-        for fault in faults:
-            self.emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
-        if found is None:
-            raise CheckpointError(
-                "there is no complete checkpoint to resume from", field="resume", value=str(self._resume_from), cure="start the run anew"
-            )
-        before = RunConfig.model_validate(found.driver_state()["config"])
-        changed = {path: pair for path, pair in diff(before, self.config).items() if not path.startswith(MAY_DIFFER_ON_RESUME)}
-        if changed:
-            path, (old, new) = next(iter(changed.items()))
-            raise CheckpointError(
-                f"the checkpoint was made with {old!r}", field=path, value=new, cure="resume with the same value, or start anew"
-            )
-        return found
-
-    async def _restore(self, parts: Parts, found: Checkpoint) -> None:
-        state = found.driver_state()
-        await parts.trainer.checkpoint(found.folder, restore=True)
-        self.progress.restore(state["progress"], state["under_way"])
-        self.emit.step = self.progress.step
-        self.samples.restore(state["samples"])
-        self.progress.trained_before = self.samples.trained
-        parts.environment.source.restore(state["source"])
-        parts.buffer.restore([from_wire(Group, item) for item in state["buffer"]])
-        trained = last_trained(self._resume_from or self.out)
-        if trained > self.samples.trained:
-            # Trained past the checkpoint, and undone with it: those samples are work lost, and are done again.
-            undone = trained - self.samples.trained
-            self.samples.dispatched += undone
-            self.samples.lost["rolled_back"] += undone
-        self.samples.check()
-        # The engines hold version 0; the restored weights are published to them under the version they had.
-        manifest = await parts.trainer.publish(self.progress.version)
-        await parts.pool.update(manifest)
+        self.emit.log("info", f"checkpoint {saved.folder.name}: {saved.bytes / 1e6:.1f} MB", "checkpoint")
 
     async def _cancelled(self, work: asyncio.Task[None]) -> HeadraceError:
         self.emit.phase("stopping", "cancelling: the last complete checkpoint stands")
@@ -246,6 +204,7 @@ class Driver:
         return Fenced("a newer attempt took over") if self._fenced else Cancelled("cancelled on request")
 
     def _finish(self, error: BaseException | None) -> dict[str, Any]:
+        self._logs.look()
         outcome = "cancelled" if isinstance(error, Cancelled | Fenced) else "failed" if error else "succeeded"
         summary = summarise(self.config, self.progress, self.samples, self.time, outcome)
         summary["evaluations"] = self.progress.evaluations
@@ -287,49 +246,8 @@ class Driver:
         return self._stop_after_step or (limit is not None and self.time.as_dict()["wall_s"] >= limit)
 
 
-def claim(out: Path, config: RunConfig, *, resume: bool) -> None:
-    """Makes the attempt's folder. Raises ConfigError where another run lies there, EnvironmentMissing where it cannot be written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any((out / "spool").glob("*.spool")) and not resume:
-            raise ConfigError("a run is there already", field="--out", value=str(out), cure="choose another folder, or `resume` it")
-        with tempfile.TemporaryFile(dir=out):
-            write_json(out / "config.json", config.as_json())
-        free = shutil.disk_usage(out).free
-    except OSError as error:
-        raise EnvironmentMissing(
-            f"the folder cannot be written: {error.strerror}", field="--out", value=str(out), cure="choose a writable folder"
-        ) from error
-    if free < 200 * 1024 * 1024:
-        raise EnvironmentMissing("too little disk space", field="--out", value=f"{free // 2**20} MiB free", cure="free at least 200 MiB")
-
-
 def first_cause(error: BaseException | None) -> BaseException | None:
     """The first failure inside an exception group; others followed from it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.{threading.get_ident()}")
-    aside.write_text(json.dumps(data, indent=1))
-    aside.rename(path)
-
-
-def last_trained(out: Path) -> int:
-    """Samples trained according to the last state that the spool holds."""
-    trained = 0
-    for event, _bad in read_spool(out / "spool"):
-        if event is not None and event["kind"] == "state":
-            trained = event["data"]["samples"]["trained"]
-    return trained
-
-
-def log_tail(folder: Path, lines: int = 40) -> list[str]:
-    """The last lines of every process' log, for the page that explains a failure."""
-    tail: list[str] = []
-    for path in sorted(folder.glob("*.log")):
-        tail += [f"{path.stem}: {line}" for line in path.read_text(errors="replace").splitlines()[-lines:]]
-    return tail[-2 * lines :]

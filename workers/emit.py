@@ -63,6 +63,7 @@ class Emitter:
         self.emit("log", {"level": level, "message": message[:8000], "source": source})
 
     def phase(self, name: str, detail: str = "", done: float | None = None) -> None:
+        self.log("info", f"{name}: {detail}")
         self.emit("phase", {"name": name, "detail": detail, "done": done})
 
     def close(self) -> None:

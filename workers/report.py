@@ -50,6 +50,9 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
             "samples/tokens": parts.progress.tokens_trained,
         }
     )
+    skipped = ", the optimizer step was skipped: loss or gradient was not finite" if result.skipped else ""
+    line = f"step {batch.step}: reward {statistics.fmean(rewards):.3f}, {len(samples)} samples, {tokens} tokens, {step_s:.1f} s{skipped}"
+    parts.emit.log("warning" if result.skipped else "info", line)
     parts.emit.emit("lag", {"counts": {str(lag): count for lag, count in sorted(lags.items())}})
     chosen = [(group, sample) for group in batch.groups for sample in group.samples[:SAMPLES_A_GROUP]][:SAMPLES_A_STEP]
     for group, sample in chosen:
@@ -141,6 +144,9 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
             "seconds": seconds,
             "dataset": parts.config.environment.dataset,
         },
+    )
+    parts.emit.log(
+        "info", f"held-out reward {mean:.3f} +- {spread:.3f} at version {parts.progress.version}, {len(rewards)} prompts", "evaluation"
     )
     parts.emit.metrics({"eval/reward_mean": mean})
 

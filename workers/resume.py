@@ -1,0 +1,60 @@
+"""Going on from a checkpoint: which one, whether this config may, and what is put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.checkpoint import Checkpoint, Checkpoints
+from workers.contract.config import RunConfig
+from workers.contract.errors import CheckpointError
+from workers.contract.loading import diff
+from workers.emit import Emitter
+from workers.folder import last_trained
+from workers.pipeline import Parts
+from workers.records import Group, from_wire
+
+MAY_DIFFER = ("budget.", "evaluation.", "checkpoint.", "preset", "orchestration.", "transport.", "rollout.threads", "backend.threads")
+
+
+def find(folder: Path, config: RunConfig, emit: Emitter) -> Checkpoint:
+    """The newest complete checkpoint of a run's folder; damaged ones are passed over and told.
+
+    Raises CheckpointError where there is none, or where the config differs in what a resume may not change.
+    """
+    found, faults = Checkpoints(folder / "checkpoints", 1).latest()
+    for fault in faults:
+        emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
+    if found is None:
+        raise CheckpointError(
+            "there is no complete checkpoint to resume from", field="resume", value=str(folder), cure="start the run anew"
+        )
+    before = RunConfig.model_validate(found.driver_state()["config"])
+    changed = {path: pair for path, pair in diff(before, config).items() if not path.startswith(MAY_DIFFER)}
+    if changed:
+        path, (old, new) = next(iter(changed.items()))
+        raise CheckpointError(
+            f"the checkpoint was made with {old!r}", field=path, value=new, cure="resume with the same value, or start anew"
+        )
+    return found
+
+
+async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
+    """Puts weights, optimizer, random state, cursor, buffer, ledger and version back. Called before the flow starts."""
+    state = found.driver_state()
+    await parts.trainer.checkpoint(found.folder, restore=True)
+    parts.progress.restore(state["progress"], state["under_way"])
+    parts.emit.step = parts.progress.step
+    parts.samples.restore(state["samples"])
+    parts.progress.trained_before = parts.samples.trained
+    parts.environment.source.restore(state["source"])
+    parts.buffer.restore([from_wire(Group, item) for item in state["buffer"]])
+    trained = last_trained(folder)
+    if trained > parts.samples.trained:
+        # Trained past the checkpoint, and undone with it: those samples are work lost, and are done again.
+        undone = trained - parts.samples.trained
+        parts.samples.dispatched += undone
+        parts.samples.lost["rolled_back"] += undone
+    parts.samples.check()
+    # The engines hold version 0; the restored weights are published to them under the version they had.
+    manifest = await parts.trainer.publish(parts.progress.version)
+    await parts.pool.update(manifest)
