@@ -83,7 +83,7 @@ class RayActors:
         if ray.is_initialized():
             return
         variables = {"HEADRACE_RUN_ID": self._run_id, **ROLE_ENVIRONMENT}
-        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "warning"}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "error"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **options)
             return
