@@ -7,13 +7,14 @@
          +---- waits for: a free slot; room in the buffer; the depth bound
 
 Three loops. `dispatch` waits for room and starts a group; it is freed by a finished sample, a group taken from the
-buffer, a trained batch. `train` waits for a batch of admitted groups; it is freed by the buffer. `pulse` waits a second
+buffer, a publish. `train` waits for a batch of admitted groups; it is freed by the buffer. `pulse` waits a second
 and tells the state. A group's own task waits in `buffer.put` while the buffer is full: that is the backpressure.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -27,14 +28,17 @@ from workers.contract.errors import EngineError
 from workers.emit import Emitter
 from workers.environments.base import Environment
 from workers.ledger import SampleLedger, TimeLedger
-from workers.pool import Blocked, Pool
+from workers.pool import Pool
 from workers.progress import Progress
 from workers.rates import Rates
 from workers.records import Batch, Group, Prompt, Sample, SampleRequest
 from workers.requests import evaluation_request, training_requests
 from workers.scoring.base import Scorer
+from workers.throttle import blocked
 
 TRAINER = "trainer"
+LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
+REFUSED_BATCHES = 20  # so many batches' worth of groups dropped in a row, with none trained, is no progress
 
 
 @dataclass
@@ -54,7 +58,8 @@ class Parts:
     time: TimeLedger
     progress: Progress
     save: Callable[[dict[str, Group]], Awaitable[None]]  # writes a checkpoint of this very state
-    stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
+    stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps, and while a batch is awaited
+    save_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
     waiting_for_batch: bool = False
 
 
@@ -64,13 +69,16 @@ class Pipeline:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.under_way: dict[str, Group] = {}  # dispatched, not yet in the buffer; saved by checkpoints
-        self._moved = asyncio.Event()  # set whenever the answer of `_blocked` may have changed
+        self._moved = asyncio.Event()  # set whenever the answer of `blocked` may have changed
         self._running: set[asyncio.Task[None]] = set()
+        self._groups = len(parts.buffer.contents()) + len(parts.progress.batch)  # from dispatch until trained or dropped
         self._generating = 0  # samples dispatched to engines and not yet back
         self._waiting = 0  # complete groups that wait for room in the buffer
+        self._unpublished = 0  # groups trained whose publish is still to come
+        self._refused: Counter[str] = Counter()  # groups dropped since the last step, by reason
+        self._done = dict.fromkeys(("publish", "evaluate", "save"), parts.progress.step)  # the step each was last done at
         self._rates = Rates()
         self._stepped_at = parts.clock.now()
-        self._unpublished = 0  # samples trained whose publish is still to come
 
     async def run(self) -> None:
         """Returns when the budget is spent or a stop was requested. Raises the first failure of any loop."""
@@ -93,6 +101,7 @@ class Pipeline:
 
     def _start(self, tasks: asyncio.TaskGroup, group: Group) -> None:
         self.under_way[group.id] = group
+        self._groups += 1
         self._generating += self.parts.config.batch.group_size
         task = tasks.create_task(self._generate(group))
         self._running.add(task)
@@ -100,26 +109,23 @@ class Pipeline:
 
     async def _room(self) -> None:
         """Waits until one more group may be dispatched, and says meanwhile what holds it back."""
-        while (reason := self._blocked()) is not None:
-            self.parts.pool.block(reason)
+        parts = self.parts
+        while True:
+            buffered = len(parts.buffer.contents())
+            reason = blocked(
+                parts.config,
+                steps_done=parts.progress.step,
+                groups=self._groups,
+                unpublished=self._unpublished,
+                waiting=buffered + self._waiting,
+                generating=self._generating,
+                slots=parts.pool.slots,
+            )
+            parts.pool.block(reason)
+            if reason is None:
+                return
             self._moved.clear()
             await self._moved.wait()
-        self.parts.pool.block(None)
-
-    def _blocked(self) -> Blocked | None:
-        config, samples = self.parts.config, self.parts.samples
-        batch_samples = config.batch.prompts * config.batch.group_size
-        under_way = samples.in_flight + samples.buffered
-        if under_way >= (config.budget.steps - self.parts.progress.step) * batch_samples:
-            return "enough"
-        bound = config.staleness.depth_bound
-        if bound is not None:
-            limit = bound.value * (batch_samples if bound.unit == "batches" else 1)
-            if under_way + self._unpublished + config.batch.group_size > limit:
-                return "wait_depth_bound"
-        if len(self.parts.buffer.contents()) + self._waiting >= config.buffer.depth:
-            return "wait_buffer_full"
-        return "slots_full" if self._generating >= self.parts.pool.slots else None
 
     async def _generate(self, group: Group) -> None:
         requests = training_requests(self.parts.config, group, self.parts.environment.stop_ids)
@@ -147,62 +153,105 @@ class Pipeline:
             self._waiting -= 1
             ledger.buffer(len(group.samples))
         else:
-            ledger.drop(len(group.samples), reason, buffered=False)
-            report.dropped(self.parts, group, reason)
+            self._refuse(group, reason, buffered=False)
         if failed:
             ledger.drop(len(failed), "scoring_failed", buffered=False)
             report.failed(self.parts, group, failed)
         del self.under_way[group.id]
         self._moved.set()
 
-    async def _train(self) -> None:
-        parts, progress = self.parts, self.parts.progress
-        if parts.config.evaluation.at_start and progress.step == 0:
-            await self._evaluate()
-        while progress.step < parts.config.budget.steps and not parts.stop_requested():
-            began = parts.clock.now()
-            batch = Batch(step=progress.step + 1, version=progress.version, groups=await self._batch())
-            waited = parts.clock.now() - began
-            with parts.time.during(TRAINER, "train"):
-                result = await parts.trainer.train(batch)
-            self._account(batch)
-            report.step(parts, batch, result, waited, parts.clock.now() - self._stepped_at)
-            self._stepped_at = parts.clock.now()
-            if report.due(progress.step, parts.config.sync.every_steps):
-                await self._publish()
-            last = progress.step >= parts.config.budget.steps or parts.stop_requested()
-            if report.due(progress.step, parts.config.evaluation.every_steps) or (last and parts.config.evaluation.at_end):
-                await self._evaluate()
-            if report.due(progress.step, parts.config.checkpoint.every_steps) or last:
-                with parts.time.during(TRAINER, "checkpoint"):
-                    await parts.save(self.under_way)
-            parts.samples.check()
-            report.state(parts, "running", self._rates.values)
+    def _refuse(self, group: Group, reason: str, *, buffered: bool) -> None:
+        """Drops a whole group, counted and told. Too many in a row with nothing trained is a failure, not a wait."""
+        self.parts.samples.drop(len(group.samples), reason, buffered=buffered)
+        report.dropped(self.parts, group, reason)
+        self._groups -= 1
+        self._refused[reason] += 1
+        if self._refused.total() >= REFUSED_BATCHES * self.parts.config.batch.prompts:
+            raise report.no_progress(self._refused)
 
-    def _account(self, batch: Batch) -> None:
-        count = sum(len(group.samples) for group in batch.groups)
-        self.parts.samples.train(count)
-        self.parts.progress.stepped(batch)
+    async def _train(self) -> None:
+        if self.parts.config.evaluation.at_start and self.parts.progress.step == 0:
+            await self._evaluate()
+        while not self._over() and (groups := await self._batch()):
+            await self._step(groups)
+            await self._after_step()
+        await self._conclude()
+
+    def _over(self) -> bool:
+        return self.parts.progress.step >= self.parts.config.budget.steps or self.parts.stop_requested()
+
+    async def _step(self, groups: list[Group]) -> None:
+        parts, progress = self.parts, self.parts.progress
+        batch = Batch(step=progress.step + 1, version=progress.version, groups=groups)
+        waited = parts.clock.now() - self._stepped_at
+        with parts.time.during(TRAINER, "train"):
+            result = await parts.trainer.train(batch)
+        parts.samples.train(sum(len(group.samples) for group in groups))
+        progress.stepped(batch)
+        self._groups -= len(groups)
+        self._refused.clear()
         # Until a due publish is done, the synchronous design must not dispatch at the old version.
-        self._unpublished = count if report.due(batch.step, self.parts.config.sync.every_steps) else 0
+        self._unpublished = len(groups) if report.due(batch.step, parts.config.sync.every_steps) else 0
         self._moved.set()
+        report.step(parts, batch, result, waited, parts.clock.now() - self._stepped_at)
+        self._stepped_at = parts.clock.now()
+
+    async def _after_step(self) -> None:
+        config, step = self.parts.config, self.parts.progress.step
+        evaluate = report.due(step, config.evaluation.every_steps)
+        save = report.due(step, config.checkpoint.every_steps) or self.parts.save_requested()
+        # A score and a checkpoint are of a published version, so that a version never means two sets of weights.
+        if report.due(step, config.sync.every_steps) or evaluate or save:
+            await self._publish()
+        if evaluate:
+            await self._evaluate()
+        if save:
+            await self._save()
+        self.parts.samples.check()
+        report.state(self.parts, "running", self._rates.values)
+
+    async def _conclude(self) -> None:
+        """The end, by budget or on request: the last weights are published, measured and saved."""
+        step = self.parts.progress.step
+        if self._done["publish"] < step:
+            await self._publish()
+        if self._done["evaluate"] < step and self.parts.config.evaluation.at_end:
+            await self._evaluate()
+        if self._done["save"] < step:
+            await self._save(last=True)
 
     async def _batch(self) -> list[Group]:
-        """Takes admitted groups until they make a batch. What the staleness policy refuses is counted and replaced."""
-        parts = self.parts
+        """Takes admitted groups until they make a batch; what the staleness policy refuses is counted and replaced.
+
+        Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
+        """
+        parts, gathered = self.parts, self.parts.progress.batch
         parts.waiting_for_batch = True
         with parts.time.during(TRAINER, "wait_buffer_empty"):
-            while len(parts.progress.batch) < parts.config.batch.prompts:
-                group = await parts.buffer.take()
+            while len(gathered) < parts.config.batch.prompts:
+                group = await self._take()
+                if group is None:
+                    return []
                 self._moved.set()
                 reason = parts.staleness.refuse(group, parts.progress.version)
                 if reason is None:
-                    parts.progress.batch.append(group)
+                    gathered.append(group)
                 else:
-                    parts.samples.drop(len(group.samples), reason, buffered=True)
-                    report.dropped(parts, group, reason)
+                    self._refuse(group, reason, buffered=True)
         parts.waiting_for_batch = False
-        return sorted(parts.progress.batch, key=lambda group: (len(group.id), group.id))
+        return sorted(gathered, key=lambda group: (len(group.id), group.id))
+
+    async def _take(self) -> Group | None:
+        """The next group of the buffer, None when a stop was requested first."""
+        taking = asyncio.create_task(self.parts.buffer.take())
+        try:
+            while not taking.done():
+                await asyncio.wait({taking}, timeout=LOOK_AROUND_S)
+                if not taking.done() and self.parts.stop_requested():
+                    return None
+            return taking.result()
+        finally:
+            taking.cancel()
 
     async def _publish(self) -> None:
         """A version advances only after every engine has answered with the published digest."""
@@ -211,6 +260,7 @@ class Pipeline:
             manifest = await parts.trainer.publish(parts.progress.version + 1)
             updates = await parts.pool.update(manifest)
         parts.progress.version = manifest.version
+        self._done["publish"] = parts.progress.step
         self._unpublished = 0
         self._moved.set()
         report.sync(parts, manifest, updates, parts.clock.now() - began)
@@ -219,13 +269,28 @@ class Pipeline:
         """Held-out prompts at one pinned version: nothing is published while this waits."""
         parts, began = self.parts, self.parts.clock.now()
         prompts = parts.environment.evaluation_prompts
+
+        async def one(prompt: Prompt) -> Sample:
+            rollout = await parts.pool.generate(evaluation_request(parts.config, prompt, parts.environment.stop_ids))
+            return await parts.scorer.score(prompt, rollout)
+
         with parts.time.during(TRAINER, "evaluation"):
-            requests = [evaluation_request(parts.config, prompt, parts.environment.stop_ids) for prompt in prompts]
-            rollouts = await asyncio.gather(*(parts.pool.generate(request) for request in requests))
-            scored = [await parts.scorer.score(prompt, rollout) for prompt, rollout in zip(prompts, rollouts, strict=True)]
+            scored = await asyncio.gather(*(one(prompt) for prompt in prompts))
         if any(set(sample.rollout.versions) != {parts.progress.version} for sample in scored):
             raise EngineError("an evaluation mixed policy versions", field="evaluation", value=parts.progress.version)
+        self._done["evaluate"] = parts.progress.step
         report.evaluation(parts, prompts, scored, parts.clock.now() - began)
+
+    async def _save(self, last: bool = False) -> None:
+        """A save that finds no room is told and tried again at the next due step; only the last one must succeed."""
+        try:
+            with self.parts.time.during(TRAINER, "checkpoint"):
+                await self.parts.save(self.under_way)
+            self._done["save"] = self.parts.progress.step
+        except OSError as error:
+            self.parts.emit.log("error", f"the checkpoint of step {self.parts.progress.step} was not written: {error}", "checkpoint")
+            if last:
+                raise
 
     async def _pulse(self) -> None:
         while True:
@@ -236,7 +301,7 @@ class Pipeline:
             await self.parts.clock.sleep(1.0)
 
     def _settle(self) -> None:
-        """The budget is spent: what is still under way is counted as dropped and ends."""
+        """What is still under way is counted as dropped and ends."""
         ledger = self.parts.samples
         if ledger.in_flight:
             ledger.drop(ledger.in_flight, "run_ended", buffered=False)

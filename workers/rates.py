@@ -16,19 +16,22 @@ class Rates:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self._points: deque[tuple[float, int, int, int]] = deque()
+        self._points: deque[tuple[float, int, float, int, int]] = deque()
 
     def update(self, parts: Parts) -> None:
         tokens = sum(engine.generated_tokens for engine in parts.pool.statuses.values())
+        decode_s = sum(engine.decode_s for engine in parts.pool.statuses.values())
         ledger = parts.samples
         returned = ledger.dispatched - ledger.in_flight
-        self._points.append((parts.clock.now(), tokens, ledger.dispatched, returned))
+        self._points.append((parts.clock.now(), tokens, decode_s, ledger.dispatched, returned))
         while self._points[-1][0] - self._points[0][0] > WINDOW_S:
             self._points.popleft()
-        (t0, tokens0, dispatched0, returned0), (t1, tokens1, dispatched1, returned1) = self._points[0], self._points[-1]
+        (t0, tokens0, decode0, dispatched0, returned0), (t1, tokens1, decode1, dispatched1, returned1) = self._points[0], self._points[-1]
         if t1 > t0:
             self.values = {
                 "generate_tokens_per_s": (tokens1 - tokens0) / (t1 - t0),
                 "dispatch_rate": (dispatched1 - dispatched0) / (t1 - t0),
                 "generate_samples_per_s": (returned1 - returned0) / (t1 - t0),
             }
+        if decode_s > decode0:
+            self.values["decode_tokens_per_s"] = (tokens1 - tokens0) / (decode1 - decode0)

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from workers.contract.errors import EngineError
 from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
             "samples/tokens": parts.progress.tokens_trained,
         }
     )
-    skipped = ", the optimizer step was skipped: loss or gradient was not finite" if result.skipped else ""
+    skips = int(result.metrics.get("loss/skipped_steps", 0))
+    skipped = f", optimizer steps skipped for a loss or gradient that was not finite: {skips} so far" if skips else ""
     line = f"step {batch.step}: reward {statistics.fmean(rewards):.3f}, {len(samples)} samples, {tokens} tokens, {step_s:.1f} s{skipped}"
-    parts.emit.log("warning" if result.skipped else "info", line)
+    parts.emit.log("warning" if skips else "info", line)
     parts.emit.emit("lag", {"counts": {str(lag): count for lag, count in sorted(lags.items())}})
     chosen = [(group, sample) for group in batch.groups for sample in group.samples[:SAMPLES_A_GROUP]][:SAMPLES_A_STEP]
     for group, sample in chosen:
@@ -77,9 +79,25 @@ def dropped(parts: Parts, group: Group, reason: str) -> None:
         _sample(parts, group.id, group.prompt, sample, "dropped", reason=reason)
 
 
+def no_progress(refused: Counter[str]) -> EngineError:
+    """The failure of a run that drops everything it generates."""
+    reason, count = refused.most_common(1)[0]
+    cures = {
+        "zero_variance": "the task is too easy or too hard for this model: choose another, or set rewards.zero_variance to keep",
+        "stale": "raise staleness.max_lag, lower buffer.depth, or set staleness.depth_bound",
+        "group_incomplete": "the verifier fails on nearly every sample: see the failed samples and their errors",
+    }
+    return EngineError(
+        f"{refused.total()} groups in a row were dropped and none was trained, {count} of them as {reason}",
+        field="sample_ledger.dropped",
+        value=dict(refused),
+        cure=cures.get(reason, "see the dropped samples"),
+    )
+
+
 def failed(parts: Parts, group: Group, samples: list[Sample]) -> None:
     """Samples whose judgement failed: shown and logged, never a reward of 0."""
-    for sample in samples:
+    for sample in samples[:SAMPLES_A_GROUP]:
         parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
         _sample(parts, group.id, group.prompt, sample, "failed", reason="scoring_failed")
 
@@ -191,8 +209,8 @@ def pulse_metrics(parts: Parts, rates: dict[str, float]) -> None:
         "flow/running": sum(engine.running for engine in statuses),
         "system/generator_rss": sum(engine.rss for engine in statuses),
     }
-    if "generate_tokens_per_s" in rates:
-        values["throughput/decode_tokens_per_s"] = rates["generate_tokens_per_s"]
+    if "decode_tokens_per_s" in rates:
+        values["throughput/decode_tokens_per_s"] = rates["decode_tokens_per_s"]
     parts.emit.metrics(values)
 
 

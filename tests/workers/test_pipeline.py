@@ -134,6 +134,64 @@ def test_a_dead_engine_has_its_requests_dispatched_again_once() -> None:
     assert parts.samples.as_dict()["lost"] == 0
 
 
+def test_a_run_that_drops_everything_fails_and_says_why() -> None:
+    async def main() -> str:
+        parts = rig(config(rewards={"zero_variance": "drop"}), constant=1.0)
+        with pytest.raises(ExceptionGroup) as failure:
+            await Pipeline(parts).run()
+        return str(failure.value.exceptions[0])
+
+    assert "as zero_variance" in run_virtual(main())
+
+
+def test_a_stop_while_waiting_ends_the_run_with_its_checkpoint() -> None:
+    async def main() -> Any:
+        parts = rig(config(budget={"steps": 1000}), token_s=0.5)
+        saved: list[int] = []
+
+        async def save(under_way: Any) -> None:
+            saved.append(parts.progress.step)
+
+        parts.save = save
+        parts.stop_requested = lambda: parts.clock.now() > 42
+        await Pipeline(parts).run()
+        return parts, saved
+
+    parts, saved = run_virtual(main())
+    assert parts.clock.now() < 45
+    assert saved == [parts.progress.step]
+    parts.samples.check()
+
+
+@pytest.mark.parametrize("steps", [5, 6])
+def test_scores_and_checkpoints_are_of_a_published_version(steps: int) -> None:
+    """Publishing every second step, the last weights are published all the same before they are measured and saved."""
+    parts = simulate(
+        config(sync={"every_steps": 2}, budget={"steps": steps}, evaluation={"every_steps": 0, "at_start": False, "at_end": True})
+    )
+    assert parts.progress.version == 3
+    assert parts.emit.of("evaluation")[-1]["version"] == 3
+
+
+def test_a_full_disk_costs_a_periodic_checkpoint_but_not_the_run() -> None:
+    async def main() -> Any:
+        parts = rig(config(checkpoint={"every_steps": 3}))
+        tries: list[int] = []
+
+        async def save(under_way: Any) -> None:
+            tries.append(parts.progress.step)
+            if len(tries) == 1:
+                raise OSError(28, "No space left on device")
+
+        parts.save = save
+        await Pipeline(parts).run()
+        return parts, tries
+
+    parts, tries = run_virtual(main())
+    assert tries == [3, 6, 9, 10]
+    assert any("No space" in log["message"] for log in parts.emit.of("log"))
+
+
 def test_same_seed_same_story() -> None:
     def story() -> list[Any]:
         rng = random.Random(3)
