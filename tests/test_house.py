@@ -27,11 +27,27 @@ LEVELS: dict[str, int] = {
     "__main__": 6,
     **dict.fromkeys(("cluster", "planner", "driver", "resume", "console", "upload"), 5),
     **dict.fromkeys(
-        ("pipeline", "pool", "progress", "rates", "report", "requests", "summary", "checkpoint", "provenance", "folder", "logs"), 4
+        (
+            "pipeline",
+            "pool",
+            "progress",
+            "rates",
+            "report",
+            "requests",
+            "summary",
+            "checkpoint",
+            "provenance",
+            "folder",
+            "logs",
+            "throttle",
+            "parts",
+            "evaluate",
+        ),
+        4,
     ),
     **dict.fromkeys(("axes", "rollout", "environments", "scoring"), 3),
     **dict.fromkeys(("learn", "ledger", "emit", "ship", "spool"), 2),
-    **dict.fromkeys(("registry", "records", "clock", "models"), 1),
+    **dict.fromkeys(("registry", "records", "clock", "models", "background"), 1),
     "contract": 0,
 }
 HEAVY = {"torch", "ray", "vllm", "peft", "transformers"}

@@ -74,7 +74,7 @@ class _NoIO(selectors.BaseSelector):
         self._loop.advance(timeout)
         return []
 
-    def get_map(self) -> dict[Any, selectors.SelectorKey]:  # type: ignore[override]
+    def get_map(self) -> dict[Any, selectors.SelectorKey]:
         return self._map
 
 

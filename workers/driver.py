@@ -19,10 +19,11 @@ from typing import Any
 from workers import models, registry, resume
 from workers.axes.orchestration.base import Orchestration, Pools
 from workers.axes.transport.shared_memory import sweep
-from workers.checkpoint import Checkpoints
+from workers.background import in_background
+from workers.checkpoint import Checkpoint, Checkpoints
 from workers.clock import WallClock
 from workers.contract.config import RunConfig
-from workers.contract.errors import Cancelled, Fenced, HeadraceError
+from workers.contract.errors import Cancelled, CheckpointError, Fenced, HeadraceError
 from workers.contract.events import Control
 from workers.emit import Emitter
 from workers.environments.base import Environment
@@ -30,7 +31,8 @@ from workers.environments.build import build as build_environment
 from workers.folder import claim, log_tail, write_json
 from workers.ledger import SampleLedger, TimeLedger
 from workers.logs import LogFollower
-from workers.pipeline import TRAINER, Parts, Pipeline
+from workers.parts import TRAINER, Parts
+from workers.pipeline import Pipeline
 from workers.pool import Pool
 from workers.progress import Progress
 from workers.provenance import provenance
@@ -62,11 +64,19 @@ class Driver:
         self._cancel = asyncio.Event()
         self._fenced = False
         self._stop_after_step = False
+        self._saves_wished = self._saves_granted = 0
         self._last_parts: Parts | None = None
+        # First of all: a resume that is refused leaves the folder as it was.
+        self._restored: Checkpoint | None = None
+        faults: list[CheckpointError] = []
+        if resume_from is not None:
+            self._restored, faults = resume.find(resume_from, config)
         claim(out, config, resume=resume_from == out)
         self.emit = Emitter(out / "spool")
         if on_events is not None:
             self.emit.listeners.append(on_events)
+        for fault in faults:
+            self.emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
         self._shipper = self._make_shipper(attempt) if attempt else None
         # Unix sockets and the like need short paths; a run's scratch is its own and goes with it.
         self.scratch = out / "scratch"
@@ -114,11 +124,11 @@ class Driver:
         for lane in self.time.lanes:
             self.time.enter(lane, "startup")
         self.emit.phase("model", f"finding {self.config.model.path}")
-        folder = await asyncio.to_thread(models.locate, self.config.model.path)
+        folder = await in_background(models.locate, self.config.model.path)
         self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
-        environment = await asyncio.to_thread(build_environment, self.config, folder)
-        restored = resume.find(self._resume_from, self.config, self.emit) if self._resume_from else None
-        facts = await asyncio.to_thread(provenance, self.config, folder, environment)
+        environment = await in_background(build_environment, self.config, folder, self._tell_of_data)
+        restored = self._restored
+        facts = await in_background(provenance, self.config, folder, environment)
         (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
         self.emit.emit(
             "started",
@@ -167,6 +177,7 @@ class Driver:
             progress=self.progress,
             save=self._save,
             stop_requested=self._should_stop,
+            save_requested=self._should_save,
         )
 
     async def _save(self, under_way: dict[str, Group]) -> None:
@@ -216,7 +227,10 @@ class Driver:
             else None
         )
         summary["cause"] = cause
-        write_json(self.out / "summary.json", summary)
+        try:
+            write_json(self.out / "summary.json", summary)
+        except OSError as full:
+            self.emit.log("error", f"summary.json was not written: {full}")
         if error is not None:
             self.emit.log("error" if outcome == "failed" else "warning", str(error))
         self.emit.emit("finished", {"outcome": outcome, "cause": cause, "log_tail": log_tail(self.out / "logs"), "summary": summary})
@@ -235,11 +249,21 @@ class Driver:
                 self._fenced = shipper.fenced.is_set()
                 loop.call_soon_threadsafe(self._cancel.set)
             self._stop_after_step = self._stop_after_step or control.stop_after_step
+            self._saves_wished = max(self._saves_wished, control.checkpoint_now)
 
         shipper = Shipper(attempt, self.out / "spool", wish)
         self.emit.listeners.append(shipper.wake)
         shipper.start()
         return shipper
+
+    def _tell_of_data(self, message: str) -> None:
+        self.emit.log("warning", message, "environment")
+
+    def _should_save(self) -> bool:
+        """ "Checkpoint now" was pressed since this was last asked."""
+        wished, granted = self._saves_wished, self._saves_granted
+        self._saves_granted = wished
+        return wished > granted
 
     def _should_stop(self) -> bool:
         limit = self.config.budget.wall_s

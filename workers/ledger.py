@@ -3,7 +3,7 @@ Time: every second of every lane goes to exactly one cause."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,8 +102,8 @@ class TimeLedger:
         self._began = clock.now()
         self._since = dict.fromkeys(lanes, self._began)
         self._active: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
-        self.seconds: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
-        self.overlapped: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
+        self.seconds: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
+        self.overlapped: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
 
     @property
     def lanes(self) -> list[str]:
@@ -157,5 +157,5 @@ class TimeLedger:
             self.overlapped[lane][cause] += elapsed
 
 
-def _positive(causes: Counter[str]) -> dict[str, float]:
-    return {cause: round(causes[cause], 6) for cause in CAUSES if causes[cause] > 0}
+def _positive(causes: dict[str, float]) -> dict[str, float]:
+    return {cause: round(causes[cause], 6) for cause in CAUSES if causes.get(cause, 0.0) > 0}

@@ -15,52 +15,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from workers import report
-from workers.axes.buffer.base import Buffer
-from workers.axes.orchestration.base import TrainerClient
-from workers.axes.staleness.base import Staleness
-from workers.clock import Clock
-from workers.contract.config import RunConfig
-from workers.contract.errors import EngineError
-from workers.emit import Emitter
-from workers.environments.base import Environment
-from workers.ledger import SampleLedger, TimeLedger
-from workers.pool import Pool
-from workers.progress import Progress
-from workers.rates import Rates
+from workers.evaluate import evaluate
+from workers.parts import TRAINER, Parts
 from workers.records import Batch, Group, Prompt, Sample, SampleRequest
-from workers.requests import evaluation_request, training_requests
-from workers.scoring.base import Scorer
+from workers.requests import training_requests
 from workers.throttle import blocked
 
-TRAINER = "trainer"
 LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
 REFUSED_BATCHES = 20  # so many batches' worth of groups dropped in a row, with none trained, is no progress
-
-
-@dataclass
-class Parts:
-    """Everything the flow needs, each behind its door."""
-
-    config: RunConfig
-    clock: Clock
-    environment: Environment
-    scorer: Scorer
-    pool: Pool
-    buffer: Buffer
-    staleness: Staleness
-    trainer: TrainerClient
-    emit: Emitter
-    samples: SampleLedger
-    time: TimeLedger
-    progress: Progress
-    save: Callable[[dict[str, Group]], Awaitable[None]]  # writes a checkpoint of this very state
-    stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps, and while a batch is awaited
-    save_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
-    waiting_for_batch: bool = False
 
 
 class Pipeline:
@@ -77,13 +41,12 @@ class Pipeline:
         self._unpublished = 0  # groups trained whose publish is still to come
         self._refused: Counter[str] = Counter()  # groups dropped since the last step, by reason
         self._done = dict.fromkeys(("publish", "evaluate", "save"), parts.progress.step)  # the step each was last done at
-        self._rates = Rates()
         self._stepped_at = parts.clock.now()
 
     async def run(self) -> None:
         """Returns when the budget is spent or a stop was requested. Raises the first failure of any loop."""
         async with asyncio.TaskGroup() as tasks:
-            loops = {tasks.create_task(self._dispatch(tasks)), tasks.create_task(self._pulse())}
+            loops = {tasks.create_task(self._dispatch(tasks)), tasks.create_task(report.pulse(self.parts))}
             await self._train()
             for task in loops | self._running:
                 task.cancel()
@@ -208,7 +171,7 @@ class Pipeline:
         if save:
             await self._save()
         self.parts.samples.check()
-        report.state(self.parts, "running", self._rates.values)
+        report.state(self.parts, "running")
 
     async def _conclude(self) -> None:
         """The end, by budget or on request: the last weights are published, measured and saved."""
@@ -266,20 +229,8 @@ class Pipeline:
         report.sync(parts, manifest, updates, parts.clock.now() - began)
 
     async def _evaluate(self) -> None:
-        """Held-out prompts at one pinned version: nothing is published while this waits."""
-        parts, began = self.parts, self.parts.clock.now()
-        prompts = parts.environment.evaluation_prompts
-
-        async def one(prompt: Prompt) -> Sample:
-            rollout = await parts.pool.generate(evaluation_request(parts.config, prompt, parts.environment.stop_ids))
-            return await parts.scorer.score(prompt, rollout)
-
-        with parts.time.during(TRAINER, "evaluation"):
-            scored = await asyncio.gather(*(one(prompt) for prompt in prompts))
-        if any(set(sample.rollout.versions) != {parts.progress.version} for sample in scored):
-            raise EngineError("an evaluation mixed policy versions", field="evaluation", value=parts.progress.version)
-        self._done["evaluate"] = parts.progress.step
-        report.evaluation(parts, prompts, scored, parts.clock.now() - began)
+        await evaluate(self.parts)
+        self._done["evaluate"] = self.parts.progress.step
 
     async def _save(self, last: bool = False) -> None:
         """A save that finds no room is told and tried again at the next due step; only the last one must succeed."""
@@ -291,14 +242,6 @@ class Pipeline:
             self.parts.emit.log("error", f"the checkpoint of step {self.parts.progress.step} was not written: {error}", "checkpoint")
             if last:
                 raise
-
-    async def _pulse(self) -> None:
-        while True:
-            await self.parts.pool.refresh()
-            self._rates.update(self.parts)
-            report.pulse_metrics(self.parts, self._rates.values)
-            report.state(self.parts, "running", self._rates.values)
-            await self.parts.clock.sleep(1.0)
 
     def _settle(self) -> None:
         """What is still under way is counted as dropped and ends."""

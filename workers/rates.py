@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workers.pipeline import Parts
+    from workers.parts import Parts
 
 WINDOW_S = 10.0
 

@@ -10,7 +10,7 @@ from workers.contract.errors import EngineError
 from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
 
 if TYPE_CHECKING:
-    from workers.pipeline import Parts
+    from workers.parts import Parts
 
 SAMPLES_A_STEP = 8
 SAMPLES_A_GROUP = 2
@@ -169,7 +169,7 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
     parts.emit.metrics({"eval/reward_mean": mean})
 
 
-def state(parts: Parts, status: str, rates: dict[str, float] | None = None) -> None:
+def state(parts: Parts, status: str) -> None:
     """Called every second and after every step: flow, buffer and both ledgers as absolute values."""
     pool, progress, statuses = parts.pool, parts.progress, parts.pool.statuses
     depth = len(parts.buffer.contents())
@@ -189,7 +189,7 @@ def state(parts: Parts, status: str, rates: dict[str, float] | None = None) -> N
             "train_samples_per_s": progress.step_rate,
             "versions": dict(pool.versions),
             "throttle": throttle,
-            **(rates or {}),
+            **parts.rates.values,
         },
         "buffer": {"depth": depth, "capacity": parts.config.buffer.depth, "unit": parts.config.buffer.unit},
         "samples": parts.samples.as_dict(),
@@ -200,8 +200,18 @@ def state(parts: Parts, status: str, rates: dict[str, float] | None = None) -> N
     parts.emit.emit("state", data)
 
 
-def pulse_metrics(parts: Parts, rates: dict[str, float]) -> None:
-    """Called every second: the gauges whose change between two steps matters."""
+async def pulse(parts: Parts) -> None:
+    """Runs beside the flow: every second, each engine's load and the state as it is."""
+    while True:
+        await parts.pool.refresh()
+        parts.rates.update(parts)
+        _gauges(parts)
+        state(parts, "running")
+        await parts.clock.sleep(1.0)
+
+
+def _gauges(parts: Parts) -> None:
+    """What changes between two steps and matters there."""
     statuses = parts.pool.statuses.values()
     values: dict[str, float] = {
         "buffer/depth": len(parts.buffer.contents()),
@@ -209,8 +219,8 @@ def pulse_metrics(parts: Parts, rates: dict[str, float]) -> None:
         "flow/running": sum(engine.running for engine in statuses),
         "system/generator_rss": sum(engine.rss for engine in statuses),
     }
-    if "decode_tokens_per_s" in rates:
-        values["throughput/decode_tokens_per_s"] = rates["decode_tokens_per_s"]
+    if "decode_tokens_per_s" in parts.rates.values:
+        values["throughput/decode_tokens_per_s"] = parts.rates.values["decode_tokens_per_s"]
     parts.emit.metrics(values)
 
 

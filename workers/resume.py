@@ -8,22 +8,31 @@ from workers.checkpoint import Checkpoint, Checkpoints
 from workers.contract.config import RunConfig
 from workers.contract.errors import CheckpointError
 from workers.contract.loading import diff
-from workers.emit import Emitter
 from workers.folder import last_trained
-from workers.pipeline import Parts
+from workers.parts import Parts
 from workers.records import Group, from_wire
 
-MAY_DIFFER = ("budget.", "evaluation.", "checkpoint.", "preset", "orchestration.", "transport.", "rollout.threads", "backend.threads")
+# evaluation.prompts may not: it decides which questions are held out, and so what was trained on.
+MAY_DIFFER = (
+    "budget.",
+    "evaluation.every_steps",
+    "evaluation.at_",
+    "evaluation.temperature",
+    "checkpoint.",
+    "preset",
+    "orchestration.",
+    "transport.",
+    "rollout.threads",
+    "backend.threads",
+)
 
 
-def find(folder: Path, config: RunConfig, emit: Emitter) -> Checkpoint:
-    """The newest complete checkpoint of a run's folder; damaged ones are passed over and told.
+def find(folder: Path, config: RunConfig) -> tuple[Checkpoint, list[CheckpointError]]:
+    """The newest complete checkpoint of a run's folder, and what was wrong with newer ones. Called before anything is written.
 
     Raises CheckpointError where there is none, or where the config differs in what a resume may not change.
     """
     found, faults = Checkpoints(folder / "checkpoints", 1).latest()
-    for fault in faults:
-        emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
     if found is None:
         raise CheckpointError(
             "there is no complete checkpoint to resume from", field="resume", value=str(folder), cure="start the run anew"
@@ -35,7 +44,7 @@ def find(folder: Path, config: RunConfig, emit: Emitter) -> Checkpoint:
         raise CheckpointError(
             f"the checkpoint was made with {old!r}", field=path, value=new, cure="resume with the same value, or start anew"
         )
-    return found
+    return found, faults
 
 
 async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 from workers.contract import compat, loading, presets
 from workers.contract.config import RunConfig
 
-STRICT = ["determinism=strict", "model.dtype=float32", "staleness.max_lag=0"]
+ONE_BATCH = 'staleness.depth_bound={"value": 1, "unit": "batches"}'
+STRICT = ["determinism=strict", "model.dtype=float32", "staleness.max_lag=0", ONE_BATCH]
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -25,7 +26,8 @@ def test_every_preset_passes_without_a_warning(name: str) -> None:
         (["staleness.depth_bound.value=0.5"], "staleness.depth_bound"),
         (['staleness.depth_bound={"value": 63, "unit": "samples"}'], "staleness.depth_bound"),
         ([*STRICT[:1], *STRICT[2:]], "model.dtype"),
-        (STRICT[:2], "staleness.max_lag"),
+        (STRICT[:3], "staleness.depth_bound"),
+        ([*STRICT[:2], ONE_BATCH], "staleness.max_lag"),
         ([*STRICT, "rollout.engines=2"], "rollout.engines"),
         ([*STRICT, "rollout.threads=2"], "rollout.threads"),
         ([*STRICT, "backend.threads=4"], "backend.threads"),

@@ -158,7 +158,7 @@ def rig(config: RunConfig, *, generators: int = 1, token_s: float = 0.05, train_
     """Parts for one pipeline on the running (virtual) loop. options: lengths, failing, constant."""
     from workers import registry
     from workers.ledger import SampleLedger, TimeLedger
-    from workers.pipeline import Parts
+    from workers.parts import Parts
     from workers.pool import Pool
     from workers.progress import Progress
 

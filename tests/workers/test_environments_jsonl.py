@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workers.tiny_model import make_tiny_model
 from workers.contract.errors import ConfigError, DataError, HeadraceError
 from workers.contract.loading import resolve
 from workers.environments import jsonl
-from workers.environments.build import make_task
+from workers.environments.build import build, make_task
 from workers.environments.jsonl import JsonlTask
 
 GOOD = [{"prompt": f"{n} + 1", "answer": n + 1} for n in range(200)]
@@ -133,3 +134,17 @@ def test_whatever_the_file_holds_it_is_a_task_or_a_named_fault(tmp_path_factory:
         assert error.field == "environment.dataset" and error.cure
     else:
         assert made.size >= 1 and made.held_out(10)
+
+
+def test_a_question_that_is_too_long_is_passed_over_and_told_once(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [{"prompt": f"question {number}", "answer": str(number)} for number in range(20)]
+    rows[3]["prompt"] = "long " * 400
+    data.write_text("\n".join(json.dumps(row) for row in rows))
+    told: list[str] = []
+    config = resolve(sets=[f"environment.dataset={data}", "evaluation.prompts=2", "batch.prompts=2", "rollout.max_running=8"])
+    made = build(config, make_tiny_model(tmp_path / "model"), told.append)
+    drawn = [made.source.next().text for _ in range(60)]
+    assert not any(text.startswith("long") for text in drawn)
+    assert len(told) <= 1  # not at all where the long one is among the held-out
+    assert all("sampling.max_new_tokens" in message for message in told)

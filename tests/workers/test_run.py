@@ -128,8 +128,10 @@ def test_a_resume_goes_on_from_the_checkpoint(spec: Path, tmp_path: Path) -> Non
 def test_a_resume_on_another_config_is_refused(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     workers("run", spec, "--set", "orchestration.kind=asyncio", "--set", "budget.steps=2", "--out", out, "--quiet")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     done = workers("resume", out, "--set", "optimizer.learning_rate=0.5", code=ExitCode.FAILED)
     assert "optimizer.learning_rate" in done.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, "a refused resume changes nothing"
 
 
 def test_strict_mode_repeats_itself_and_resumes_bit_for_bit(spec: Path, tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def _strict(config: RunConfig) -> Iterator[HeadraceError]:
             yield ConfigError(
                 f"strict determinism needs {wanted}", field=field, value=value, cure=f"set {field} to {wanted}, or determinism to fast"
             )
+    bound = config.staleness.depth_bound
+    groups = None if bound is None else bound.value * (config.batch.prompts if bound.unit == "batches" else 1 / config.batch.group_size)
+    if groups != config.batch.prompts:
+        # Otherwise dispatch runs ahead, and which samples are dropped as stale hangs on the clock.
+        yield ConfigError(
+            "strict determinism needs exactly one batch under way",
+            field="staleness.depth_bound",
+            value="none" if bound is None else f"{bound.value:g} {bound.unit}",
+            cure='set staleness.depth_bound to {"value": 1, "unit": "batches"}, or determinism to fast',
+        )
     if config.budget.wall_s is not None:
         yield ConfigError(
             "a time limit ends a run at a different step each time, which strict determinism rules out",

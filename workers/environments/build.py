@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, DataError
-from workers.environments.base import Entry, Task
+from workers.environments.base import Entry, Source, Task
 from workers.environments.extract import choose, extract
 from workers.environments.rendering import Renderer
 from workers.environments.source import PromptSource
@@ -17,9 +18,12 @@ from workers.records import Prompt
 PROBES = 32  # training questions looked at before the answer's form and the held-out questions are settled
 
 
-def build(config: RunConfig, model_folder: Path | str) -> LanguageEnvironment:
-    """Called once by the driver. Raises ConfigError, DataError or EnvironmentMissing before anything else starts."""
-    return LanguageEnvironment(config, make_task(config), Renderer(Path(model_folder), config.environment.system_prompt))
+def build(config: RunConfig, model_folder: Path | str, tell: Callable[[str], None] | None = None) -> LanguageEnvironment:
+    """Called once by the driver. Raises ConfigError, DataError or EnvironmentMissing before anything else starts.
+
+    tell: hears, once a question, why a training question is passed over.
+    """
+    return LanguageEnvironment(config, make_task(config), Renderer(Path(model_folder), config.environment.system_prompt), tell)
 
 
 def make_task(config: RunConfig) -> Task:
@@ -39,7 +43,9 @@ def make_task(config: RunConfig) -> Task:
 class LanguageEnvironment:
     """Single questions in a language model's chat form. See `base.Environment`."""
 
-    def __init__(self, config: RunConfig, task: Task, renderer: Renderer) -> None:
+    def __init__(self, config: RunConfig, task: Task, renderer: Renderer, tell: Callable[[str], None] | None = None) -> None:
+        self._tell = tell or (lambda _message: None)
+        self._passed_over: set[int] = set()
         self._config = config
         self._task = task
         self._renderer = renderer
@@ -50,7 +56,7 @@ class LanguageEnvironment:
         self._held_out = _kept_apart(task, task.held_out(config.evaluation.prompts))
         self._held_out_questions = {entry.question for entry in self._held_out}
         self.evaluation_prompts = [self._prompt(f"{task.name}:eval:{index}", index, entry) for index, entry in enumerate(self._held_out)]
-        self.source = PromptSource(task.size, config.seed, self.data_digest, self._training_prompt)
+        self.source: Source = PromptSource(task.size, config.seed, self.data_digest, self._training_prompt)
 
     def decode(self, ids: list[int]) -> str:
         return self._renderer.decode(ids)
@@ -79,7 +85,16 @@ class LanguageEnvironment:
 
     def _training_prompt(self, index: int) -> Prompt | None:
         entry = self._task.entry(index)
-        return None if entry.question in self._held_out_questions else self._prompt(f"{self._task.name}:{index}", index, entry)
+        if entry.question in self._held_out_questions:
+            return None
+        try:
+            return self._prompt(f"{self._task.name}:{index}", index, entry)
+        except DataError as error:
+            # One question that is too long must not end a run, nor every resume of it.
+            if index not in self._passed_over:
+                self._passed_over.add(index)
+                self._tell(f"a training question is passed over: {error}")
+            return None
 
     def _prompt(self, identity: str, index: int, entry: Entry) -> Prompt:
         ids = self._renderer.render(entry.question)

@@ -37,7 +37,7 @@ class PromptSource:
             if prompt is not None:
                 return prompt
         raise DataError(
-            "every training question is also held out for evaluation",
+            "every training question is held out for evaluation or too long for the model",
             field="evaluation.prompts",
             cure="lower evaluation.prompts, raise environment.size, or widen environment.options",
         )

@@ -1,0 +1,45 @@
+"""What the flow holds, each part behind its door."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from workers.axes.buffer.base import Buffer
+from workers.axes.orchestration.base import TrainerClient
+from workers.axes.staleness.base import Staleness
+from workers.clock import Clock
+from workers.contract.config import RunConfig
+from workers.emit import Emitter
+from workers.environments.base import Environment
+from workers.ledger import SampleLedger, TimeLedger
+from workers.pool import Pool
+from workers.progress import Progress
+from workers.rates import Rates
+from workers.records import Group
+from workers.scoring.base import Scorer
+
+TRAINER = "trainer"  # its lane in the time ledger
+
+
+@dataclass
+class Parts:
+    """Everything the flow needs, each behind its door."""
+
+    config: RunConfig
+    clock: Clock
+    environment: Environment
+    scorer: Scorer
+    pool: Pool
+    buffer: Buffer
+    staleness: Staleness
+    trainer: TrainerClient
+    emit: Emitter
+    samples: SampleLedger
+    time: TimeLedger
+    progress: Progress
+    save: Callable[[dict[str, Group]], Awaitable[None]]  # writes a checkpoint of this very state
+    stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps, and while a batch is awaited
+    save_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
+    rates: Rates = field(default_factory=Rates)
+    waiting_for_batch: bool = False
