@@ -17,7 +17,7 @@ from headrace.dispatch.models import ReconcilerLease
 from headrace.dispatch.reconciler import GIVE_UP_LAUNCH_AFTER, Reconciler
 from headrace.experiments import services
 from headrace.experiments.models import Project, Run
-from headrace.experiments.states import RunState, lifecycle_writes
+from headrace.experiments.states import AttemptState, RunState, lifecycle_writes
 from headrace.teams.models import Team
 from workers.contract import loading
 
@@ -82,7 +82,9 @@ def test_ray_away_leaves_the_run_launching_and_is_tried_again(run: Run) -> None:
     assert not launcher.launch_attempt(attempt.public_id)
     run.refresh_from_db()
     assert run.state == RunState.LAUNCHING
-    assert run.attempts.get().submission_id == ""
+    attempt = run.attempts.get()
+    assert (attempt.state, attempt.submission_id) == (AttemptState.PENDING, f"run-{run.public_id}-1")
+    assert "no answer from Ray" in attempt.exit_cause["message"], "the page shows why it waits"
     assert (Path(run.attempts.get().out_dir) / "spec.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -96,6 +98,7 @@ def test_a_launch_that_never_succeeds_fails_with_its_cause(run: Run) -> None:
     run.refresh_from_db()
     assert run.state == RunState.FAILED
     assert run.outcome_cause["field"] == "HEADRACE_RAY_ADDRESS" and run.outcome_cause["cure"]
+    assert "ConnectError" in run.outcome_cause["message"], "Ray's own last word, not a guess"
 
 
 def test_a_folder_that_cannot_be_written_fails_the_run_with_its_cure(run: Run, tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_a_cancelled_run_is_not_launched(run: Run) -> None:
 
 
 def test_nothing_is_shipped_where_there_is_no_spool(run: Run) -> None:
-    assert not shipping.ship_attempt(run.attempts.get(), lambda: None)
+    assert not shipping.ship_attempt(run.attempts.get())
 
 
 def test_a_resumed_attempt_goes_on_from_the_folder_of_its_checkpoint(run: Run) -> None:

@@ -1,6 +1,6 @@
 from django.contrib import admin
 
-from headrace.dispatch.models import Cluster, ReconcilerLease, RetentionPolicy
+from headrace.dispatch.models import Cluster, ReconcilerLease
 from headrace.teams.admin import ReadOnly
 
 
@@ -8,11 +8,6 @@ from headrace.teams.admin import ReadOnly
 class ClusterAdmin(admin.ModelAdmin):
     list_display = ("name", "team", "address", "is_default", "last_seen_at")
     readonly_fields = ("public_id", "created_at", "last_seen_at")
-
-
-@admin.register(RetentionPolicy)
-class RetentionPolicyAdmin(admin.ModelAdmin):
-    list_display = ("team", "events_days", "samples_days", "logs_days", "checkpoints_days")
 
 
 @admin.register(ReconcilerLease)

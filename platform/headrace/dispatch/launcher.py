@@ -1,38 +1,37 @@
 """Launching an attempt: two files in its folder, one job at Ray, and back. Training itself never runs in here.
 
-Doing it twice is harmless: the run's move queued -> launching is a compare-and-set, and Ray refuses a submission id it has seen.
+Doing it twice is harmless: the run's move queued -> launching is a compare-and-set, and Ray refuses a submission id it has seen. The
+id follows from run and attempt and is stored before Ray is asked, so a launcher that dies in between leaves nothing unknown behind.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from django.conf import settings
 from django.db.models import Q
 
+from headrace.dispatch import shipping
+from headrace.dispatch.folders import NOTE, SPEC, has_checkpoint, write_files
 from headrace.dispatch.ray_jobs import RayJobs, RayRefused, RayUnreachable
-from headrace.dispatch.remains import RUN_VARIABLE
+from headrace.dispatch.remains import ATTEMPT_VARIABLE, RUN_VARIABLE
 from headrace.experiments import lifecycle
-from headrace.experiments.models import Attempt
-from headrace.experiments.states import RunState
-from headrace.experiments.tokens import issue_run_token
-from headrace.identifiers import hash_secret
-from headrace.supervisor.layout import write_private
+from headrace.experiments.models import Artifact, Attempt
+from headrace.experiments.states import AttemptState, RunState
 
 log = logging.getLogger(__name__)
 
-SPEC, NOTE = "spec.json", "attempt.json"
+SHIP_FIRST_S = 30.0
 
 
-def launch_attempt(attempt_id: str, *, repeat: bool = False) -> bool:
+def launch_attempt(attempt_id: str, *, repeat: bool = False, ship_s: float = SHIP_FIRST_S) -> bool:
     """Submits the attempt's job. False: nothing to do, somebody else launches it or it is over.
 
-    `repeat`: the reconciler found an attempt that was claimed and never submitted, so the claim is not asked again.
+    `repeat`: the reconciler found an attempt that was claimed and never submitted, so the claim is not asked again. `ship_s`: how long
+    the attempt before a resumed one may take to tell its rest; 0 in the reconciler, which has a shipper of its own.
     """
     attempt = find_attempt(attempt_id)
     if attempt is None:
@@ -48,10 +47,11 @@ def launch_attempt(attempt_id: str, *, repeat: bool = False) -> bool:
     if not claimed and not repeat:
         return False
     try:
-        submit(attempt)
+        submit(attempt, ship_s)
     except RayUnreachable as error:
         # The run stays "launching": the reconciler tries again, and gives up with this cause if Ray stays away.
         log.warning("launch of run %s: %s", run.public_id, error)
+        lifecycle.attempt_delayed(attempt, error.as_dict())
         return False
     except (RayRefused, OSError) as error:
         cause = error.as_dict() if isinstance(error, RayRefused) else _write_problem(error)
@@ -67,16 +67,25 @@ def find_attempt(attempt_id: str) -> Attempt | None:
     return Attempt.unscoped.select_related("run", "run__config", "cluster", "resumed_from__attempt").filter(query).first()
 
 
-def submit(attempt: Attempt) -> None:
+def submit(attempt: Attempt, ship_s: float = 0.0) -> None:
     """Writes the files and submits. Raises RayUnreachable (try later), RayRefused and OSError (final)."""
     folder = write_files(attempt)
-    submission_id = f"run-{attempt.run.public_id}-{attempt.number}"
+    settle_origin(attempt, ship_s)
+    submission_id = submission_id_of(attempt)
+    lifecycle.attempt_claimed(attempt, submission_id)
     jobs = jobs_of(attempt)
     # The driver gives its actors variables of its own; without the last one Ray refuses to add them to the job's.
-    variables = {RUN_VARIABLE: attempt.run.public_id, "HEADRACE_ATTEMPT": attempt.public_id, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+    variables = {RUN_VARIABLE: attempt.run.public_id, ATTEMPT_VARIABLE: attempt.public_id, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
     fresh = jobs.submit(submission_id, entrypoint(attempt, folder), variables)
     lifecycle.attempt_submitted(attempt, submission_id)
     log.info("run %s: job %s %s", attempt.run.public_id, submission_id, "submitted" if fresh else "was submitted before")
+    if attempt.is_over and fresh:
+        jobs.stop(submission_id)  # it was cancelled while Ray was asked
+
+
+def submission_id_of(attempt: Attempt) -> str:
+    """The job's name at Ray: the same for every try to submit this attempt."""
+    return f"run-{attempt.run.public_id}-{attempt.number}"
 
 
 def jobs_of(attempt: Attempt) -> RayJobs:
@@ -84,44 +93,39 @@ def jobs_of(attempt: Attempt) -> RayJobs:
     return RayJobs(attempt.cluster.address, attempt.cluster.token_file) if attempt.cluster else RayJobs.default()
 
 
+def settle_origin(attempt: Attempt, ship_s: float = 0.0) -> None:
+    """Called before a resumed attempt is submitted: what it really goes on from, and the attempt before it told to its end.
+
+    The checkpoint's event may never have been shipped, so the folders are looked at, the newest attempt first.
+    """
+    earlier = list(Attempt.unscoped.select_related("run").filter(run=attempt.run, number__lt=attempt.number).order_by("-number"))
+    if not earlier or attempt.state != AttemptState.PENDING:
+        return
+    if ship_s > 0 and not shipping.is_told(earlier[0]):
+        shipping.ship_attempt(earlier[0], ship_s)
+    found = next((one for one in earlier if has_checkpoint(one.out_dir)), None)
+    if found is None:
+        if attempt.resumed_from is None:
+            log.warning("run %s, attempt %d starts from step 0: no complete checkpoint was left", attempt.run.public_id, attempt.number)
+        return
+    attempt.resumed_from_attempt = found
+    rows = Artifact.unscoped.select_related("attempt").filter(attempt=found, kind=Artifact.Kind.CHECKPOINT, state=Artifact.State.COMPLETE)
+    attempt.resumed_from = rows.order_by("step", "pk").last()
+    Attempt.unscoped.filter(pk=attempt.pk, state=AttemptState.PENDING).update(
+        resumed_from=attempt.resumed_from, resumed_from_attempt=attempt.resumed_from_attempt
+    )
+
+
 def entrypoint(attempt: Attempt, folder: Path) -> str:
-    """The command line Ray hands to a shell: absolute paths, quoted, no secret in it."""
-    earlier = attempt.resumed_from.attempt if attempt.resumed_from else None
+    """The command line Ray hands to a shell: absolute paths, quoted, no secret in it.
+
+    With a checkpoint's row and none on this disk the driver is told to resume all the same: the folder may be on its cluster alone,
+    and where it is gone the driver says so.
+    """
+    before, recorded = attempt.resumed_from_attempt, attempt.resumed_from
+    earlier = before if before and has_checkpoint(before.out_dir) else recorded.attempt if recorded else None
     what = ["resume", earlier.out_dir] if earlier and earlier.out_dir else ["run", str(folder / SPEC)]
     return shlex.join([sys.executable, "-m", "workers", *what, "--out", str(folder), "--attempt-file", str(folder / NOTE)])
-
-
-def write_files(attempt: Attempt) -> Path:
-    """DATA_DIR/runs/<run>/attempt-<number>/ with spec.json and attempt.json, both 0600. A repeat keeps the token that a driver may hold."""
-    run = attempt.run
-    folder = Path(attempt.out_dir or settings.RUNS_DIR / run.public_id / f"attempt-{attempt.number}").resolve()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private(folder / SPEC, json.dumps(run.config.data, indent=2, allow_nan=False))
-    note = folder / NOTE
-    if attempt.out_dir != str(folder):
-        attempt.out_dir = str(folder)
-        attempt.save(update_fields=["out_dir"])
-    # The hash is stored before the file is there: a driver must never hold a token that the server does not know.
-    token = _kept_token(note, attempt) or issue_run_token(attempt)
-    content: dict[str, Any] = {
-        "run": run.public_id,
-        "attempt": attempt.public_id,
-        "number": attempt.number,
-        "fence": attempt.fence,
-        "server": f"http://127.0.0.1:{settings.PORT}" if attempt.cluster is None else settings.BASE_URL,
-        "token": token,
-        "ingested_through": attempt.ingested_through,
-    }
-    write_private(note, json.dumps(content))
-    return folder
-
-
-def _kept_token(note: Path, attempt: Attempt) -> str | None:
-    try:
-        token = json.loads(note.read_text())["token"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return token if isinstance(token, str) and attempt.token_hash == hash_secret(token) else None
 
 
 def _write_problem(error: OSError) -> dict[str, Any]:

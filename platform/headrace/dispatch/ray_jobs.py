@@ -30,6 +30,7 @@ class RayJobs:
 
     address: str
     token_file: str
+    timeout_s: float = 15.0
 
     @classmethod
     def default(cls) -> RayJobs:
@@ -50,8 +51,19 @@ class RayJobs:
         if "already exists" in reply.text:
             return False
         if reply.status_code == 400:
-            raise RayRefused(f"Ray refused the job: {_last_line(reply.text)}", field="submission", value=submission_id)
-        raise RayUnreachable(f"Ray could not take the job now: {_last_line(reply.text)}", retryable=True)
+            raise RayRefused(
+                f"Ray refused the job: {_last_line(reply.text)}",
+                field="submission",
+                value=submission_id,
+                cure="mend what Ray names, then resume the run or start a new one",
+            )
+        raise RayUnreachable(
+            f"Ray could not take the job now: {_last_line(reply.text)}",
+            field="HEADRACE_RAY_ADDRESS",
+            value=self.address,
+            cure="it is tried again by itself; mend what Ray names if it lasts",
+            retryable=True,
+        )
 
     def status(self, submission_id: str) -> str:
         """PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED, or ABSENT where Ray knows no such job. Raises RayUnreachable."""
@@ -88,7 +100,7 @@ class RayJobs:
     def _call(self, method: str, path: str, json: dict[str, Any] | None = None) -> httpx.Response:
         try:
             # Proxies from the environment are left out: the token must not pass through them.
-            with httpx.Client(base_url=self.address, headers=self._headers(), timeout=15, trust_env=False) as client:
+            with httpx.Client(base_url=self.address, headers=self._headers(), timeout=self.timeout_s, trust_env=False) as client:
                 reply = client.request(method, path, json=json)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RayUnreachable(

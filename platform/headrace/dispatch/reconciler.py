@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections, transaction
+from django.db import close_old_connections, transaction
 from django.utils import timezone
 
-from headrace.dispatch import shipping, stopping
+from headrace.dispatch import chores, stopping
 from headrace.dispatch.launcher import jobs_of, launch_attempt
 from headrace.dispatch.lease import Lease, LeaseLost
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
+from headrace.dispatch.shipping import Shipping
 from headrace.experiments import lifecycle
 from headrace.experiments.models import Attempt, Run
 from headrace.experiments.states import AttemptState, RunState
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0
+EVERY_S = 0.5
 MESSAGE_LOST_AFTER = timedelta(seconds=5)
 CLAIM_STALE_AFTER = timedelta(seconds=20)
 GIVE_UP_LAUNCH_AFTER = timedelta(minutes=10)
@@ -43,6 +46,7 @@ class Reconciler:
         self.lease = lease or Lease()
         self.ingest_up_since: datetime | None = None
         self.stopping = False
+        self.shipping = Shipping()
 
     def run_forever(self) -> None:
         """Until SIGTERM. A failing pass is logged and the next one starts afresh."""
@@ -52,7 +56,7 @@ class Reconciler:
                     self.once()
             except LeaseLost as error:
                 log.warning("%s", error)
-            except DatabaseError:
+            except Exception:
                 log.exception("the pass failed; the next one starts afresh")
                 close_old_connections()
             time.sleep(EVERY_S)
@@ -62,17 +66,27 @@ class Reconciler:
         """One pass, with the lease held."""
         self._watch_ingest()
         now = timezone.now()
-        for attempt in self._attempts(RunState.QUEUED, now - MESSAGE_LOST_AFTER):
-            log.warning("run %s was queued and nobody launched it: launching it now", attempt.run.public_id)
-            self._guard()
-            launch_attempt(attempt.public_id)
-        for attempt in self._attempts(RunState.LAUNCHING, now - CLAIM_STALE_AFTER).filter(submission_id=""):
-            self._launch_again(attempt, now)
-        for run in Run.unscoped.filter(state=RunState.STOPPING, state_since__lt=now - CANCEL_GRACE):
-            self._force_cancel(run)
-        for attempt in self._silent(now):
-            self._examine(attempt)
-        shipping.ship_unfinished(self._guard)
+        stopping_since = Run.unscoped.filter(state=RunState.STOPPING, state_since__lt=now - CANCEL_GRACE)
+        self._each("the cancel", stopping_since.exclude(source=Run.Source.UPLOAD), self._force_cancel)
+        self._each("the launch", self._attempts(RunState.QUEUED, now - MESSAGE_LOST_AFTER), self._launch)
+        claimed = self._attempts(RunState.LAUNCHING, now - CLAIM_STALE_AFTER).filter(state=AttemptState.PENDING)
+        self._each("the repeated launch", claimed, self._launch_again)
+        self._each("the look at a silent attempt", self._silent(now), self._examine)
+        if self.ingest_up_since is not None:
+            self.shipping.next_one(self._guard)
+        chores.daily(now)
+
+    def _each(self, what: str, items: Iterable[Any], act: Callable[[Any], None]) -> None:
+        """One run's trouble is that run's alone: it is logged with its id, and the next one has its turn."""
+        for item in list(items):
+            try:
+                act(item)
+            except LeaseLost:
+                raise
+            except Exception:
+                run = item if isinstance(item, Run) else item.run
+                log.exception("run %s: %s failed; the other runs go on", run.public_id, what)
+                close_old_connections()
 
     # --- launching
 
@@ -80,27 +94,34 @@ class Reconciler:
         rows = Attempt.unscoped.select_related("run", "cluster").filter(run__state=state, run__state_since__lt=before)
         return rows.exclude(run__source=Run.Source.UPLOAD).exclude(state__in=AttemptState.over())
 
-    def _launch_again(self, attempt: Attempt, now: datetime) -> None:
+    def _launch(self, attempt: Attempt) -> None:
+        log.warning("run %s was queued and nobody launched it: launching it now", attempt.run.public_id)
         self._guard()
-        if now - attempt.run.state_since < GIVE_UP_LAUNCH_AFTER:
-            launch_attempt(attempt.public_id, repeat=True)
+        launch_attempt(attempt.public_id, ship_s=0)
+
+    def _launch_again(self, attempt: Attempt) -> None:
+        self._guard()
+        if timezone.now() - attempt.run.state_since < GIVE_UP_LAUNCH_AFTER:
+            launch_attempt(attempt.public_id, repeat=True, ship_s=0)
             return
+        last = attempt.exit_cause or {}
         cause = {
             "type": "RayUnreachable",
-            "message": "the job could not be submitted within 10 minutes: Ray did not answer",
-            "field": "HEADRACE_RAY_ADDRESS",
-            "value": settings.RAY_ADDRESS,
-            "cure": "start the cluster, then resume or clone this run",
+            "message": f"the job could not be submitted within 10 minutes: {last.get('message') or 'Ray did not answer'}",
+            "field": last.get("field") or "HEADRACE_RAY_ADDRESS",
+            "value": last.get("value") or settings.RAY_ADDRESS,
+            "cure": last.get("cure") or "start the cluster, then resume or clone this run",
             "retryable": True,
         }
+        stopping.stop_attempt(attempt)
         lifecycle.attempt_finished(attempt, "failed", cause=cause, actor=ACTOR)
 
     # --- cancelling
 
     def _force_cancel(self, run: Run) -> None:
+        """Its spool is shipped afterwards, as any that was left behind: nothing here waits for it."""
         self._guard()
-        left = stopping.stop_everything(run.public_id)
-        shipping.ship_run(run, self._guard)
+        left = stopping.stop_everything(run.public_id, job_wait_s=0.3, grace_s=0.5)
         stopping.settle_cancelled(run, ACTOR, "it did not stop by itself within 8 s and was ended; the last complete checkpoint stands")
         if left:
             log.error("run %s left something behind: %s", run.public_id, left)
@@ -129,7 +150,7 @@ class Reconciler:
 
     def _examine(self, attempt: Attempt) -> None:
         """A silent attempt: lost only if Ray says that its job is over or that it knows none."""
-        jobs = jobs_of(attempt)
+        jobs = replace(jobs_of(attempt), timeout_s=4.0)
         try:
             status = jobs.status(attempt.submission_id)
             if status not in TERMINAL | {ABSENT}:
@@ -139,17 +160,28 @@ class Reconciler:
         except RayUnreachable as error:
             log.warning("run %s is silent and its job's state unknown: %s", attempt.run.public_id, error)
             return
-        shipping.ship_attempt(attempt, self._guard)  # the spool may tell how it really ended
+        if status == ABSENT and attempt.state == AttemptState.PENDING:
+            return  # never submitted: the launcher's business
+        if not self.shipping.tried(attempt):
+            self._guard()
+            self.shipping.begin(attempt)  # the spool may tell how it really ended
+        if not self.shipping.tried(attempt):
+            return
         attempt.refresh_from_db()
         if attempt.is_over:
             return
+        self._guard()
+        # Stopped first: while it is not over nobody can resume the run, and nothing of a newer attempt can be hit
+        left = stopping.stop_attempt(attempt)
+        if left:
+            log.error("run %s left something behind: %s", attempt.run.public_id, left)
         with transaction.atomic():
             self.lease.check()
             outcome = "lost" if status in (ABSENT, "SUCCEEDED") else "failed"
+            attempt.run.refresh_from_db(fields=["control"])
             if attempt.run.control.get("cancel"):
                 outcome = "cancelled"
             lifecycle.attempt_finished(attempt, outcome, cause=_cause(status, message, lines), actor=ACTOR)
-        stopping.stop_everything(attempt.run.public_id, job_wait_s=0.5)
 
     def _guard(self) -> None:
         """Before every act on the world: renews the lease, or raises LeaseLost."""

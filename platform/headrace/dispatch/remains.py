@@ -10,6 +10,7 @@ import psutil
 from headrace.supervisor.process import carrying, end
 
 RUN_VARIABLE = "HEADRACE_RUN_ID"
+ATTEMPT_VARIABLE = "HEADRACE_ATTEMPT"
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -24,9 +25,13 @@ class Remains:
         return bool(self.pids or self.shared_memory)
 
 
-def processes(run: str) -> list[psutil.Process]:
-    """Every living process whose environment carries the run's public id."""
-    return carrying(RUN_VARIABLE, run)
+def processes(run: str, attempt: str = "") -> list[psutil.Process]:
+    """Every living process whose environment carries the run's public id.
+
+    With an attempt's public id: those of another attempt are left out, those that name none are the run's and stay in.
+    """
+    found = carrying(RUN_VARIABLE, run)
+    return [p for p in found if _attempt_of(p) in (None, attempt)] if attempt else found
 
 
 def shared_memory(run: str) -> list[Path]:
@@ -49,3 +54,21 @@ def remove(run: str, grace_s: float = 1.0) -> Remains:
     for segment in shared_memory(run):
         segment.unlink(missing_ok=True)
     return find(run)
+
+
+def remove_attempt(run: str, attempt: str, *, number: int, alone: bool, grace_s: float = 1.0) -> Remains:
+    """As `remove`, for one attempt. `alone`: no newer attempt exists, so what names only the run is this attempt's as well."""
+    mine = processes(run, attempt) if alone else carrying(ATTEMPT_VARIABLE, attempt)
+    left = tuple(p.pid for p in end(mine, grace_s))
+    named = [f"hr-{run[:12]}-{attempt}-", f"hr-{run[:12]}-{number}-"]
+    segments = [p for p in shared_memory(run) if alone or p.name.startswith(tuple(named))]
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+    return Remains(left, tuple(str(p) for p in segments if p.exists()))
+
+
+def _attempt_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(ATTEMPT_VARIABLE)
+    except (psutil.Error, OSError):
+        return ""  # gone while we looked

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from headrace.dispatch import remains
 from headrace.dispatch.launcher import jobs_of
@@ -18,31 +19,40 @@ from headrace.experiments.states import RunState
 
 log = logging.getLogger(__name__)
 
+RAY_PATIENCE_S = 2.0  # a stop must not wait for a Ray that hangs
 
-def stop_everything(run_public_id: str, job_wait_s: float = 3.5) -> Remains:
+
+def stop_everything(run_public_id: str, job_wait_s: float = 3.5, *, grace_s: float = 1.0) -> Remains:
     """Stops the run's jobs at Ray, ends what still carries its id here, unlinks its shared memory. Returns what is left.
 
-    Ray being away is no obstacle: the processes of this machine are found by their environment.
+    Ray being away or slow is no obstacle: the processes of this machine are found by their environment.
     """
-    attempts = Attempt.unscoped.select_related("cluster").filter(run__public_id=run_public_id).exclude(submission_id="")
+    attempts = Attempt.unscoped.select_related("run", "cluster").filter(run__public_id=run_public_id).exclude(submission_id="")
     for attempt in attempts:
-        try:
-            _stop_job(attempt, job_wait_s)
-        except RayUnreachable as error:
-            log.warning("stop of run %s: %s", run_public_id, error)
-    return remains.remove(run_public_id)
+        _stop_job(attempt, job_wait_s)
+    return remains.remove(run_public_id, grace_s)
+
+
+def stop_attempt(attempt: Attempt, job_wait_s: float = 0.5) -> Remains:
+    """The same for one attempt: what belongs to a newer attempt of its run goes on."""
+    _stop_job(attempt, job_wait_s)
+    alone = lifecycle.is_current(attempt)
+    return remains.remove_attempt(attempt.run.public_id, attempt.public_id, number=attempt.number, alone=alone)
 
 
 def _stop_job(attempt: Attempt, wait_s: float) -> None:
-    jobs = jobs_of(attempt)
-    if jobs.status(attempt.submission_id) in TERMINAL | {ABSENT}:
-        return
-    jobs.stop(attempt.submission_id)
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
-        if jobs.status(attempt.submission_id) in TERMINAL | {ABSENT} and remains.gone(attempt.run.public_id):
+    jobs = replace(jobs_of(attempt), timeout_s=RAY_PATIENCE_S)
+    try:
+        if not attempt.submission_id or jobs.status(attempt.submission_id) in TERMINAL | {ABSENT}:
             return
-        time.sleep(0.1)
+        jobs.stop(attempt.submission_id)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            if jobs.status(attempt.submission_id) in TERMINAL | {ABSENT} and remains.gone(attempt.run.public_id):
+                return
+            time.sleep(0.1)
+    except RayUnreachable as error:
+        log.warning("stop of run %s: %s", attempt.run.public_id, error)
 
 
 def settle_cancelled(run: Run, actor: str, cause: str) -> None:
@@ -58,9 +68,9 @@ def settle_cancelled(run: Run, actor: str, cause: str) -> None:
 def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: True, actor: str = "supervisor") -> list[str]:
     """Asks every run that has a job to stop, waits up to `grace_s`, then stops the rest by force. Returns their public ids.
 
-    Queued runs stay queued: they hold nothing, and start with the next `headrace up`.
+    Queued runs stay queued: they hold nothing, and start with the next `headrace up`. Uploads run elsewhere and are left alone.
     """
-    active = Run.unscoped.filter(state__in=[RunState.LAUNCHING, RunState.RUNNING, RunState.STOPPING])
+    active = Run.unscoped.filter(state__in=[RunState.LAUNCHING, RunState.RUNNING, RunState.STOPPING]).exclude(source=Run.Source.UPLOAD)
     runs = list(active)
     for run in runs:
         cancel_run(run, None)  # the wish rides to the driver on the next ingest reply

@@ -79,8 +79,14 @@ def transition_attempt(attempt: Attempt, to: str, *, cause: dict[str, Any] | str
         if before == to:
             _bring_up_to_date(attempt, locked)
             return False
-        if to not in ATTEMPT_MOVES[before]:
-            raise InvalidTransition(f"an attempt that is {before} cannot become {to}", field="state", value=to)
+        allowed = ATTEMPT_MOVES[before]
+        if to not in allowed:
+            raise InvalidTransition(
+                f"an attempt that is {before} cannot become {to}",
+                field="state",
+                value=to,
+                cure=f"from {before} an attempt may become: {', '.join(sorted(allowed)) or 'nothing, it is over'}",
+            )
         now = timezone.now()
         locked.state, locked.state_since = to, now
         fields = ["state", "state_since"]
@@ -105,12 +111,25 @@ def is_current(attempt: Attempt) -> bool:
     return not Attempt.unscoped.filter(run_id=attempt.run_id, fence__gt=attempt.fence).exists()
 
 
+def attempt_claimed(attempt: Attempt, submission_id: str) -> None:
+    """Called by the launcher before Ray is asked: from here on the job, if there is one, can be found and stopped."""
+    Attempt.unscoped.filter(pk=attempt.pk).update(submission_id=submission_id)
+    attempt.submission_id = submission_id
+
+
+def attempt_delayed(attempt: Attempt, cause: dict[str, Any]) -> None:
+    """The cluster did not take the job yet. Called by the launcher; the page shows why, and a give-up names it."""
+    Attempt.unscoped.filter(pk=attempt.pk, state=AttemptState.PENDING).update(exit_cause=cause)
+
+
 def attempt_submitted(attempt: Attempt, submission_id: str) -> None:
     """The cluster took the job. Called by the launcher; the job's first event may have come before."""
     with transaction.atomic():
         locked = Attempt.unscoped.select_for_update(of=("self",)).get(pk=attempt.pk)
         locked.submission_id = submission_id
-        locked.save(update_fields=["submission_id"])
+        if not locked.is_over:
+            locked.exit_cause = None
+        locked.save(update_fields=["submission_id", "exit_cause"])
         if locked.state == AttemptState.PENDING:
             transition_attempt(locked, AttemptState.SUBMITTED)
         attempt.submission_id = submission_id
@@ -124,7 +143,7 @@ def attempt_started(attempt: Attempt, *, superseded: bool | None = None, actor: 
         if fresh.state in (AttemptState.PENDING, AttemptState.SUBMITTED):
             transition_attempt(fresh, AttemptState.RUNNING)
         if _leads(fresh, superseded) and run.state in (RunState.QUEUED, RunState.LAUNCHING):
-            transition(run, RunState.RUNNING, cause="the engine started", actor=actor, attempt=fresh)
+            transition(run, RunState.RUNNING, cause=_start_words(fresh), actor=actor, attempt=fresh)
         _bring_up_to_date(attempt, fresh)
 
 
@@ -161,6 +180,16 @@ def attempt_finished(
         if outcome not in RUN_MOVES[run.state]:
             return False
         return transition(run, outcome, cause=cause, actor=actor, attempt=fresh)
+
+
+def _start_words(attempt: Attempt) -> str:
+    """Where a resumed attempt began, in the driver's own words: from a checkpoint, or silently from nothing."""
+    if attempt.number == 1:
+        return "the engine started"
+    origin = attempt.provenance.get("resumed_from")
+    if isinstance(origin, dict) and origin.get("step") is not None:
+        return f"the engine started from the checkpoint of step {origin['step']}"
+    return "the engine started from step 0: no earlier attempt left a complete checkpoint"
 
 
 def _leads(attempt: Attempt, superseded: bool | None) -> bool:
