@@ -24,9 +24,8 @@ class LiveLine:
         elif kind == "log" and data["level"] in ("warning", "error"):
             self._write(f"{data['level']}: {data['message']}", final=True)
         elif kind == "evaluation":
-            self._write(
-                f"held-out reward {data['mean']:.3f} ± {data['stderr']:.3f} at version {data['version']} (n={data['n']})", final=True
-            )
+            score = f"{_number(data['mean'], '.3f')} ± {_number(data['stderr'], '.3f')}"
+            self._write(f"held-out reward {score} at version {data['version']} (n={data['n']})", final=True)
         elif kind == "metrics":
             self._facts.update(data["values"])
         elif kind == "state":
@@ -47,11 +46,23 @@ class LiveLine:
         return "  ".join(parts)
 
     def _write(self, text: str, *, final: bool, only_terminal: bool = False) -> None:
+        text = _printable(text, self._stream.encoding or "utf-8")
         if self._terminal:
             self._stream.write(f"\r\x1b[K{text}" + ("\n" if final else ""))
         elif not only_terminal:
             self._stream.write(f"{text}\n")
         self._stream.flush()
+
+
+def _printable(text: str, encoding: str) -> str:
+    """What the stream can show: no control characters of a log line, and stand-ins for what its encoding lacks."""
+    text = "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("–", "-").replace("±", "+/-")
+        return text.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _number(value: float | str | None, form: str) -> str:
