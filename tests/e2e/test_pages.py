@@ -210,7 +210,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme:
     driver.started()
     driver.step(1, reward=0.4, completion="a" * 300)
     page.emulate_media(color_scheme=scheme)
-    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", "/help/axes/", "/nothing/"):
+    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", "/account/", "/help/axes/", "/nothing/"):
         page.goto(path)
         if run in path:
             expect(page.locator("#flow")).to_contain_text("5 / 16")
@@ -233,6 +233,7 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         "/runs/new/",
         f"/runs/new/?clone={run}&fix=optimizer.learning_rate",
         f"/runs/{run}/",
+        "/account/",
         "/help/axes/",
         "/nothing/",
     ):
@@ -266,5 +267,6 @@ def test_keyboard_theme_and_list(page: Page, server: WebServer) -> None:
 def test_the_set_up_session_is_kept(page: Page, tmp_path: Path) -> None:
     page.goto("/")
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    page.locator("#user-menu summary").click()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("heading", name="Log in")).to_be_visible()

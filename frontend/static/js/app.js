@@ -56,12 +56,19 @@ function onKey(event) {
   prefix = 0;
 }
 
+const menu = document.getElementById("user-menu");
 document.addEventListener("keydown", onKey);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !menu?.open) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-theme-toggle]")) toggleTheme();
   if (event.target.closest("[data-shortcuts]")) openDrawer();
   if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   if (event.target === drawer) drawer.close();
+  if (menu?.open && !menu.contains(event.target)) menu.open = false;
 });
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;

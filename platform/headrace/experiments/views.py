@@ -38,6 +38,7 @@ def run_list(request: HttpRequest) -> HttpResponse:
     context = {
         "section": "runs",
         "team": team,
+        "can_create": team is not None and can(request.user, "run.create", team),
         "rows": listing.rows(found[: listing.PAGE]),
         "more": len(found) > listing.PAGE,
         "any_runs": bool(found) or selectors.runs_for(request.user, team).exists(),

@@ -8,6 +8,8 @@ from django import forms
 from django.contrib.auth import password_validation
 from django.contrib.auth.forms import AuthenticationForm
 
+from headrace.teams.models import ApiToken
+
 
 def _input(kind: type[forms.Widget], **attrs: Any) -> forms.Widget:
     return kind(attrs={"class": "input", **attrs})
@@ -55,3 +57,29 @@ class SetupForm(forms.Form):
         if data.get("password") and data.get("again") and data["password"] != data["again"]:
             self.add_error("again", "The two passwords differ. Type the same one twice.")
         return data
+
+
+class TokenForm(forms.Form):
+    """A new API token of the signed-in person."""
+
+    name = forms.CharField(
+        label="Name",
+        max_length=100,
+        help_text="What uses it.",
+        widget=_input(forms.TextInput, autocomplete="off"),
+    )
+    scope = forms.ChoiceField(
+        label="Scope",
+        choices=ApiToken.Scope.choices,
+        initial=ApiToken.Scope.READ,
+        help_text="Shipping a run and starting one need read and write.",
+        widget=_input(forms.Select),
+    )
+    days = forms.TypedChoiceField(
+        label="Good for",
+        coerce=int,
+        choices=[(7, "7 days"), (30, "30 days"), (90, "90 days"), (366, "a year")],
+        initial=90,
+        help_text="After that it stops by itself.",
+        widget=_input(forms.Select),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from headrace.teams.models import Membership, Team, User
+from headrace.teams.models import ApiToken, Membership, Team, User
 
 
 def teams_of(user: User) -> QuerySet[Team]:
@@ -24,3 +24,8 @@ def current_team(user: User, public_id: str | None = None) -> Team | None:
 
 def members_of(team: Team) -> QuerySet[Membership]:
     return Membership.objects.for_team(team).select_related("user").order_by("created_at")
+
+
+def tokens_of(user: User) -> QuerySet[ApiToken]:
+    """The user's own tokens that were not revoked, in every team the user is in, newest first."""
+    return ApiToken.objects.for_user(user).filter(user=user, revoked_at=None).select_related("team").order_by("-created_at", "-pk")

@@ -1,24 +1,27 @@
-"""Set-up, log in, log out. Reads and writes go through this app's services and selectors."""
+"""Set-up, log in, log out; a person's API tokens and team in view. Reads and writes go through this app's services and selectors."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.contrib import messages
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import LoginView, LogoutView
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import NON_FIELD_ERRORS, PermissionDenied, ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_protect
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_POST
 
 from headrace.teams import selectors, services
-from headrace.teams.forms import LoginForm, SetupForm
+from headrace.teams.forms import LoginForm, SetupForm, TokenForm
 from headrace.teams.models import Team, User
+from headrace.teams.policy import can
 
 SESSION_TEAM = "team"
 
@@ -74,3 +77,58 @@ def current_team(request: HttpRequest) -> Team | None:
     """The team this browser works in: the one chosen in the session, else the user's first."""
     user: Any = request.user
     return selectors.current_team(user, request.session.get(SESSION_TEAM)) if isinstance(user, User) else None
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def account(request: HttpRequest) -> HttpResponse:
+    """One's own API tokens. A POST makes one and answers with its secret, which no later page shows."""
+    user: Any = request.user
+    team = current_team(request)
+    may = team is not None and can(user, "token.create", team)
+    form = TokenForm(request.POST or None)
+    made = secret = None
+    if request.method == "POST":
+        if team is None or not may:
+            raise PermissionDenied("Your role in this team does not allow API tokens. An owner of the team can change it.")
+        if form.is_valid():
+            made, secret = services.issue_api_token(user=user, team=team, **form.cleaned_data)
+            form = TokenForm()
+    context = {
+        "section": "account",
+        "team": team,
+        "form": form,
+        "may": may,
+        "made": made,
+        "secret": secret,
+        "tokens": selectors.tokens_of(user),
+        "now": timezone.now(),
+        "server": request.build_absolute_uri("/").rstrip("/"),
+    }
+    return render(request, "account/account.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Stops one of one's own tokens at once."""
+    user: Any = request.user
+    token = selectors.tokens_of(user).filter(public_id=public_id).first()
+    if token is None:
+        raise Http404("no such token")
+    try:
+        services.revoke_api_token(by=user, token=token)
+    except services.NotAllowed as fault:
+        raise PermissionDenied(fault.message) from None
+    messages.success(request, f"The token “{token.name}” no longer works.")
+    return redirect("/account/")
+
+
+@require_POST
+def choose_team(request: HttpRequest) -> HttpResponse:
+    """The team that this browser shows from now on."""
+    user: Any = request.user
+    team = selectors.teams_of(user).filter(public_id=request.POST.get("team", "")).first()
+    if team is None:
+        raise Http404("no such team")
+    request.session[SESSION_TEAM] = team.public_id
+    return redirect("/runs/")
