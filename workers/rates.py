@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from workers.parts import Parts
+from workers.ledger import SampleLedger
+from workers.records import EngineStatus
 
 WINDOW_S = 10.0
 
@@ -18,12 +18,11 @@ class Rates:
         self.values: dict[str, float] = {}
         self._points: deque[tuple[float, int, float, int, int]] = deque()
 
-    def update(self, parts: Parts) -> None:
-        tokens = sum(engine.generated_tokens for engine in parts.pool.statuses.values())
-        decode_s = sum(engine.decode_s for engine in parts.pool.statuses.values())
-        ledger = parts.samples
+    def update(self, now: float, engines: Collection[EngineStatus], ledger: SampleLedger) -> None:
+        tokens = sum(engine.generated_tokens for engine in engines)
+        decode_s = sum(engine.decode_s for engine in engines)
         returned = ledger.dispatched - ledger.in_flight
-        self._points.append((parts.clock.now(), tokens, decode_s, ledger.dispatched, returned))
+        self._points.append((now, tokens, decode_s, ledger.dispatched, returned))
         while self._points[-1][0] - self._points[0][0] > WINDOW_S:
             self._points.popleft()
         (t0, tokens0, decode0, dispatched0, returned0), (t1, tokens1, decode1, dispatched1, returned1) = self._points[0], self._points[-1]
@@ -33,5 +32,5 @@ class Rates:
                 "dispatch_rate": (dispatched1 - dispatched0) / (t1 - t0),
                 "generate_samples_per_s": (returned1 - returned0) / (t1 - t0),
             }
-        if decode_s > decode0:
+        if decode1 > decode0:
             self.values["decode_tokens_per_s"] = (tokens1 - tokens0) / (decode1 - decode0)

@@ -204,7 +204,7 @@ async def pulse(parts: Parts) -> None:
     """Runs beside the flow: every second, each engine's load and the state as it is."""
     while True:
         await parts.pool.refresh()
-        parts.rates.update(parts)
+        parts.rates.update(parts.clock.now(), parts.pool.statuses.values(), parts.samples)
         _gauges(parts)
         state(parts, "running")
         await parts.clock.sleep(1.0)
