@@ -126,6 +126,7 @@ class SpoolReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.lines = 0  # parsed so far: what reading costs
+        self.newest = ""  # the segment that a writer may be at, as of the last look
 
     def read(self, start: Place, *, live: bool) -> Iterator[tuple[dict[str, Any] | None, BadRecord | None, Place]]:
         """Yields (event, None, place after it) in order, and (None, bad, place after it) for every line that cannot be trusted.
@@ -134,6 +135,7 @@ class SpoolReader:
         """
         segments = {number: path for number, path in sorted(_segments(self._folder).items()) if number >= start.segment}
         newest = max(segments, default=0)
+        self.newest = segments[newest].name if segments else ""
         for number, path in segments.items():
             offset = start.offset if number == start.segment else 0
             with path.open("rb") as lines:

@@ -17,6 +17,7 @@ import pytest
 
 from workers.console import LiveLine
 from workers.emit import Emitter, clean
+from workers.logs import LogFollower
 from workers.spool import SpoolWriter, read_spool
 
 
@@ -156,3 +157,26 @@ def test_a_fault_of_the_spool_itself_is_visible(tmp_path: Path) -> None:
 def test_text_that_a_database_refuses_is_made_readable() -> None:
     assert clean({"k\0": ["a\ud800b\0", "é"]}) == {"k\ufffd": ["a?b\ufffd", "é"]}
     assert json.loads(json.dumps(clean(("x", 1.5, float("-inf"))))) == ["x", 1.5, "-Infinity"]
+
+
+def test_the_pools_logs_are_followed_through_every_shape_of_file(tmp_path: Path) -> None:
+    told: list[tuple[str, str, str]] = []
+    follower = LogFollower(tmp_path, lambda *line: told.append(line))
+    log = tmp_path / "trainer.log"
+    log.write_bytes(b"one\nha")
+    follower.look()
+    log.write_bytes(b"one\nhalf\r10%\r20%\rlast words")
+    follower.look()
+    assert [line[1] for line in told] == ["one", "half", "10%", "20%"]
+    follower.look(last=True)
+    assert told[-1] == ("info", "last words", "trainer")
+    log.write_bytes(b"anew\n")
+    follower.look()
+    assert told[-1][1] == "anew"
+    log.write_bytes(b"x" * 3_000_000 + b"\nend\n")
+    follower.look()
+    assert told[-1][1] == "end" and len(told[-2][1]) == 2000 and "bytes are left out" in told[-3][1]
+    (tmp_path / "odd.log").mkdir()
+    for _ in range(2):
+        follower.look()
+    assert [line[2] for line in told if "cannot be read" in line[1]] == ["odd"]
