@@ -53,7 +53,8 @@ def test_a_batch_is_stored_and_answered(rig: Rig) -> None:
     packed = gzip.compress(json.dumps(document([metric(0.6)], first=2)).encode())
     assert ship(rig, packed, **{"Content-Encoding": "gzip"}).json()["ingested_through"] == 2
     mark = Client().get(f"/api/v1/attempts/{rig.attempt.public_id}/mark", headers={"Authorization": f"Bearer {rig.token}"})
-    assert mark.json() == {"attempt": rig.attempt.public_id, "fence": 1, "ingested_through": 2}
+    control = {"cancel": False, "checkpoint_now": 0, "stop_after_step": False}
+    assert mark.json() == {"attempt": rig.attempt.public_id, "fence": 1, "ingested_through": 2, "control": control}
 
 
 def test_a_cancelled_run_tells_its_driver(rig: Rig) -> None:

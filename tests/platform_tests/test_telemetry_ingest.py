@@ -11,9 +11,11 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.experiments import lifecycle
+from headrace.experiments.models import Run
 from headrace.telemetry import codec
-from headrace.telemetry.ingest import ingest
-from headrace.telemetry.models import EventBatch, Series, SeriesChunk
+from headrace.telemetry.ingest import heard, ingest
+from headrace.telemetry.models import EventBatch, LatestState, Series, SeriesChunk
 from headrace.telemetry.problems import BadBody, Conflict, FencedOut, Gap, IngestProblem, QuotaExceeded, TooLarge
 from tests.platform_tests.telemetry_rig import SAMPLE, Rig, columns, document, metric, new_rig, push
 
@@ -200,3 +202,65 @@ def test_the_names_of_a_run_are_limited(rig: Rig, settings: Any) -> None:
     assert push(rig.attempt, [("metrics", {"values": {"a": 2}})], first=2).ingested_through == 2
     second = rig.resume(2)
     assert push(second, [("metrics", {"values": {"a": 1, "b": 1}})]).ingested_through == 1
+
+
+def test_a_refused_batch_is_a_sign_of_life(rig: Rig) -> None:
+    with pytest.raises(IngestProblem):
+        push(rig.attempt, [("metrics", {"values": {"bad name": 1.0}})])
+    rig.attempt.refresh_from_db()
+    assert rig.attempt.heartbeat_at is not None and rig.attempt.ingested_through == 0
+
+
+def test_order_is_asked_before_content(rig: Rig) -> None:
+    with pytest.raises(Gap):
+        push(rig.attempt, [("metrics", {"values": {"bad name": 1.0}})], first=7)
+
+
+def test_a_driver_that_was_given_up_is_told_to_stop(rig: Rig) -> None:
+    assert not push(rig.attempt, [("started", {"resumed_from": None})]).control.cancel
+    lifecycle.attempt_finished(rig.attempt, "lost", cause="silent")
+    assert push(rig.attempt, [metric(1.0)], first=2).control.cancel
+    assert not push(rig.attempt, [metric(2.0)], first=3, replay=True).control.cancel
+    assert not push(rig.attempt, [("finished", {"outcome": "succeeded"})], first=4, replay=True).control.cancel
+
+
+def test_asking_for_the_mark_is_a_sign_of_life_and_tells_what_is_wanted(rig: Rig) -> None:
+    assert not heard(rig.attempt).control.cancel
+    rig.attempt.refresh_from_db()
+    assert rig.attempt.heartbeat_at is not None
+    second = rig.resume(2)
+    assert heard(rig.attempt).control.cancel and not heard(second).control.cancel
+    lifecycle.attempt_finished(second, "lost", cause="silent")
+    assert heard(second).control.cancel
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_upload_that_was_resumed_in_place_ends_by_its_last_word(rig: Rig, together: bool) -> None:
+    Run.unscoped.filter(pk=rig.run.pk).update(source=Run.Source.UPLOAD)
+    started, failed = ("started", {"resumed_from": None}), ("finished", {"outcome": "failed", "cause": {"message": "no disk"}})
+    story = [started, failed, ("started", {"resumed_from": {"step": 2}}), ("finished", {"outcome": "succeeded", "summary": {"steps": 3}})]
+    states = []
+    for size in [4] if together else [1, 1, 1, 1]:
+        rig.attempt.refresh_from_db()
+        push(rig.attempt, story[rig.attempt.ingested_through :][:size], first=rig.attempt.ingested_through + 1)
+        rig.run.refresh_from_db()
+        states.append(rig.run.state)
+    assert states == (["succeeded"] if together else ["running", "failed", "running", "succeeded"])
+    assert (rig.run.summary, rig.run.outcome_cause) == ({"steps": 3}, None)
+
+
+def test_an_upload_that_runs_again_has_no_end_yet(rig: Rig) -> None:
+    Run.unscoped.filter(pk=rig.run.pk).update(source=Run.Source.UPLOAD)
+    started, failed = ("started", {"resumed_from": None}), ("finished", {"outcome": "failed", "cause": {"message": "no disk"}})
+    push(rig.attempt, [started, failed, started])
+    rig.run.refresh_from_db()
+    rig.attempt.refresh_from_db()
+    assert rig.run.state == "running" and rig.run.outcome_cause is None and rig.attempt.ended_at is None
+    assert LatestState.unscoped.get().finished is None
+
+
+def test_a_launched_run_is_not_reopened(rig: Rig) -> None:
+    push(rig.attempt, [("started", {"resumed_from": None}), ("finished", {"outcome": "failed", "cause": {"message": "no disk"}})])
+    push(rig.attempt, [("started", {"resumed_from": None})], first=3)
+    rig.run.refresh_from_db()
+    assert rig.run.state == "failed"

@@ -10,7 +10,7 @@ from ninja import Router
 from headrace.api.auth import AttemptTokenAuth
 from headrace.experiments.models import Attempt
 from headrace.telemetry import codec
-from headrace.telemetry.ingest import ingest
+from headrace.telemetry.ingest import heard, ingest
 from headrace.telemetry.problems import BadBody, TooLarge
 from workers.contract.events import MAX_BATCH_BYTES, EventBatch, IngestReply
 
@@ -39,9 +39,9 @@ def append_events(request: HttpRequest, attempt_id: str, replay: bool = False) -
 
 @router.get("/{attempt_id}/mark", summary="How far the server has the events")
 def mark(request: HttpRequest, attempt_id: str) -> dict[str, Any]:
-    """Where a sender goes on: the last seq stored, and the attempt's fence."""
+    """Where a sender goes on: the last seq stored and the attempt's fence. With `control`, as after a batch; counts as a heartbeat."""
     attempt: Attempt = request.auth  # type: ignore[attr-defined]
-    return {"attempt": attempt.public_id, "fence": attempt.fence, "ingested_through": attempt.ingested_through}
+    return {"attempt": attempt.public_id, "fence": attempt.fence, **heard(attempt).model_dump()}
 
 
 def _body(request: HttpRequest) -> bytes:

@@ -43,12 +43,13 @@ def transition(
         if before == to:
             _bring_up_to_date(run, locked)
             return False
-        if to not in RUN_MOVES[before]:
+        allowed = moves_of_run(locked)
+        if to not in allowed:
             raise InvalidTransition(
                 f"a run that is {before} cannot become {to}",
                 field="state",
                 value=to,
-                cure=f"from {before} a run may become: {', '.join(sorted(RUN_MOVES[before])) or 'nothing, it is over'}",
+                cure=f"from {before} a run may become: {', '.join(sorted(allowed)) or 'nothing, it is over'}",
             )
         locked.state = to
         locked.state_since = timezone.now()
@@ -56,7 +57,7 @@ def transition(
         if to in (RunState.FAILED, RunState.LOST, RunState.CANCELLED):
             locked.outcome_cause = reason or None
             fields.append("outcome_cause")
-        elif to in (RunState.QUEUED, RunState.SUCCEEDED):
+        elif to in (RunState.QUEUED, RunState.SUCCEEDED) or before in RunState.over():
             locked.outcome_cause = None
             fields.append("outcome_cause")
         with lifecycle_writes():
@@ -79,7 +80,7 @@ def transition_attempt(attempt: Attempt, to: str, *, cause: dict[str, Any] | str
         if before == to:
             _bring_up_to_date(attempt, locked)
             return False
-        allowed = ATTEMPT_MOVES[before]
+        allowed = moves_of_attempt(locked)
         if to not in allowed:
             raise InvalidTransition(
                 f"an attempt that is {before} cannot become {to}",
@@ -98,12 +99,27 @@ def transition_attempt(attempt: Attempt, to: str, *, cause: dict[str, Any] | str
             # A spool may be shipped later; after this the token opens nothing any more.
             locked.token_expires = now + LATE_SHIPPING
             fields += ["ended_at", "exit_cause", "token_expires"]
+        elif before in AttemptState.over():
+            locked.ended_at = locked.exit_cause = locked.token_expires = None
+            fields += ["ended_at", "exit_cause", "token_expires"]
         with lifecycle_writes():
             locked.save(update_fields=fields)
         _bring_up_to_date(attempt, locked)
         for name in ("started_at", "ended_at", "exit_cause", "token_expires"):
             setattr(attempt, name, getattr(locked, name))
     return True
+
+
+def moves_of_run(run: Run) -> frozenset[str]:
+    """The table's moves; an upload may also run again, because a resume in its own folder goes on in the same spool."""
+    again = run.source == Run.Source.UPLOAD and run.is_over
+    return RUN_MOVES[run.state] | ({RunState.RUNNING} if again else frozenset())
+
+
+def moves_of_attempt(attempt: Attempt) -> frozenset[str]:
+    """As `moves_of_run`."""
+    again = attempt.is_over and attempt.run.source == Run.Source.UPLOAD
+    return ATTEMPT_MOVES[attempt.state] | ({AttemptState.RUNNING} if again else frozenset())
 
 
 def is_current(attempt: Attempt) -> bool:
@@ -140,9 +156,12 @@ def attempt_started(attempt: Attempt, *, superseded: bool | None = None, actor: 
     """The driver reported in. Called by ingest for the `started` event. `superseded` None: looked up."""
     with transaction.atomic():
         fresh, run = _locked(attempt)
-        if fresh.state in (AttemptState.PENDING, AttemptState.SUBMITTED):
+        again = run.source == Run.Source.UPLOAD and fresh.is_over
+        if fresh.state in (AttemptState.PENDING, AttemptState.SUBMITTED) or again:
             transition_attempt(fresh, AttemptState.RUNNING)
-        if _leads(fresh, superseded) and run.state in (RunState.QUEUED, RunState.LAUNCHING):
+        if again:
+            transition(run, RunState.RUNNING, cause="it was resumed in its own folder", actor=actor, attempt=fresh)
+        elif _leads(fresh, superseded) and run.state in (RunState.QUEUED, RunState.LAUNCHING):
             transition(run, RunState.RUNNING, cause=_start_words(fresh), actor=actor, attempt=fresh)
         _bring_up_to_date(attempt, fresh)
 

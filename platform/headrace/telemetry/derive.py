@@ -66,6 +66,7 @@ class Derived:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     started: Event | None = None
     finished: Event | None = None
+    ended: dict[str, Any] | None = None  # the last event, where no start came after it
 
 
 def derive(columns: Columns) -> Derived:
@@ -88,9 +89,10 @@ def derive(columns: Columns) -> Derived:
             found.evaluations.append(_summary(event))
         elif event.kind == "started":
             found.started = event
+            found.ended = None
         elif event.kind == "finished":
             found.finished = event
-            found.latest["finished"] = _summary(event)
+            found.ended = _summary(event)
         if event.kind in LATEST_KINDS:
             found.latest[event.kind] = _summary(event)
     found.points = {name: points.rows() for name, points in gathered.items()}

@@ -6,6 +6,7 @@ moved on already is left alone, so a spool that arrives late cannot take a run b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from headrace.experiments import lifecycle
@@ -19,13 +20,14 @@ OUTCOMES = ("succeeded", "failed", "cancelled")
 
 def apply(attempt: Attempt, new: Columns, found: Derived) -> None:
     """Act on the new events. lifecycle leaves the run alone where a later attempt exists."""
-    if found.started is not None:
-        _started(attempt, found.started)
     for event in new.events():
         if event.kind == "checkpoint":
             _checkpoint(attempt, event)
-    if found.finished is not None:
-        _finished(attempt, found.finished)
+    # In their own order: a folder that was resumed in place tells several starts and ends, and the last one stands
+    ends: list[tuple[Event | None, Callable[[Attempt, Event], None]]] = [(found.started, _started), (found.finished, _finished)]
+    for event, act in sorted(ends, key=lambda pair: pair[0].seq if pair[0] else 0):
+        if event is not None:
+            act(attempt, event)
 
 
 def _started(attempt: Attempt, event: Event) -> None:

@@ -6,42 +6,77 @@ new mark and what the run's people ask of it. Telling the live pages happens aft
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from headrace.experiments.models import Attempt
+from headrace.experiments.models import Attempt, Run
 from headrace.experiments.states import RunState
 from headrace.telemetry import codec, effects, notify, store
 from headrace.telemetry.codec import Columns
-from headrace.telemetry.derive import derive
+from headrace.telemetry.derive import Derived, derive
 from headrace.telemetry.frames import events_message
 from headrace.telemetry.models import EventBatch
-from headrace.telemetry.problems import Conflict, FencedOut, Gap
+from headrace.telemetry.problems import Conflict, FencedOut, Gap, IngestProblem
 from workers.contract.events import Control, IngestReply
 
 DEFAULT_NAMES_QUOTA = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What storing a stretch needs, worked out before the database is locked."""
+
+    columns: Columns
+    body: bytes
+    sha256: str
+    found: Derived
+
+
 def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool = False) -> IngestReply:
     """Store the new part of a batch. `replay`: a spool sent after its attempt was superseded; it adds history and asks for nothing.
 
-    Raises Gap, Conflict, FencedOut, QuotaExceeded and other IngestProblems; then nothing of the batch is stored.
+    Raises Gap, Conflict, FencedOut, QuotaExceeded and other IngestProblems; then nothing of the batch is stored, but that its sender
+    lives is noted all the same: a driver whose batches are refused is not lost.
     """
-    with transaction.atomic():
-        attempt = Attempt.unscoped.select_for_update(of=("self",)).select_related("run").get(public_id=attempt_public_id)
-        _check_fence(attempt, fence, replay)
-        new = _new_part(attempt, columns)
-        attempt.heartbeat_at = timezone.now()
-        changed = ["heartbeat_at"]
-        if new is not None:
-            _store(attempt, new)
-            changed.append("ingested_through")
-        attempt.save(update_fields=changed)
-        # effects may have moved the run on: its control is read afterwards
-        attempt.run.refresh_from_db(fields=["control", "state"])
-        return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt))
+    ready = None
+    with suppress(IngestProblem):  # raised again inside, after the questions of fence and order
+        ready = _prepare(columns)
+    try:
+        with transaction.atomic():
+            attempt = Attempt.unscoped.select_for_update(of=("self",)).select_related("run").get(public_id=attempt_public_id)
+            _check_fence(attempt, fence, replay)
+            was_over = attempt.is_over
+            new = _new_part(attempt, columns)
+            attempt.heartbeat_at = timezone.now()
+            changed = ["heartbeat_at"]
+            if new is not None:
+                _store(attempt, ready if ready is not None and new is columns else _prepare(new))
+                changed.append("ingested_through")
+            attempt.save(update_fields=changed)
+            # effects may have moved the run on: its control is read afterwards
+            attempt.run.refresh_from_db(fields=["control", "state"])
+            return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt, was_over and not replay))
+    except FencedOut:
+        raise
+    except IngestProblem:
+        Attempt.unscoped.filter(public_id=attempt_public_id).update(heartbeat_at=timezone.now())
+        raise
+
+
+def heard(attempt: Attempt) -> IngestReply:
+    """A driver with nothing to send asks what is wanted of it. Called by the mark's route; counts as a heartbeat.
+
+    One that is over or superseded is told to stop.
+    """
+    superseded = Attempt.unscoped.filter(run_id=attempt.run_id, fence__gt=attempt.fence).exists()
+    if not superseded and not attempt.is_over:
+        Attempt.unscoped.filter(pk=attempt.pk).update(heartbeat_at=timezone.now())
+    return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt, superseded or attempt.is_over))
 
 
 def rebuild(attempt: Attempt) -> int:
@@ -74,7 +109,7 @@ def _new_part(attempt: Attempt, columns: Columns) -> Columns | None:
         _compare_overlap(attempt, columns, min(mark, columns.last_seq))
     if columns.last_seq <= mark:
         return None
-    return columns.between(mark + 1, columns.last_seq)
+    return columns if columns.first_seq == mark + 1 else columns.between(mark + 1, columns.last_seq)
 
 
 def _compare_overlap(attempt: Attempt, columns: Columns, last: int) -> None:
@@ -91,9 +126,13 @@ def _compare_overlap(attempt: Attempt, columns: Columns, last: int) -> None:
                 raise Conflict(mine.seq)
 
 
-def _store(attempt: Attempt, new: Columns) -> None:
+def _prepare(new: Columns) -> _Ready:
     body, sha256 = codec.pack(new)
-    found = derive(new)
+    return _Ready(new, body, sha256, derive(new))
+
+
+def _store(attempt: Attempt, ready: _Ready) -> None:
+    new = ready.columns
     EventBatch.unscoped.create(
         attempt=attempt,
         first_seq=new.first_seq,
@@ -102,18 +141,21 @@ def _store(attempt: Attempt, new: Columns) -> None:
         t1=new.t[-1],
         count=len(new),
         codec=codec.CODEC,
-        body=body,
-        sha256=sha256,
+        body=ready.body,
+        sha256=ready.sha256,
     )
     quota = getattr(settings, "HEADRACE_MAX_SERIES_NAMES", DEFAULT_NAMES_QUOTA)
-    store.apply(attempt, found, new.last_seq, names_quota=quota)
+    store.apply(attempt, ready.found, new.last_seq, names_quota=quota)
     attempt.ingested_through = new.last_seq
-    effects.apply(attempt, new, found)
+    effects.apply(attempt, new, ready.found)
     notify.on_commit(attempt.run.public_id, events_message(attempt.number, new))
 
 
-def _control(attempt: Attempt) -> Control:
+def _control(attempt: Attempt, must_stop: bool) -> Control:
+    """What the driver is asked. `must_stop`: the server has given this attempt up; an upload runs elsewhere and is asked nothing."""
     control = Control.model_validate(attempt.run.control or {})
-    if attempt.run.state == RunState.STOPPING:
+    if attempt.run.source == Run.Source.UPLOAD:
+        return control
+    if must_stop or attempt.run.state == RunState.STOPPING:
         return control.model_copy(update={"cancel": True})
     return control

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import Q
+from django.utils import timezone
 
 from headrace.experiments.models import Attempt, Run, RunTransition
+from headrace.experiments.states import AttemptState
 from headrace.telemetry import codec
 from headrace.telemetry.models import EventBatch, LatestState, LogChunk, Sample
 from headrace.telemetry.store import read_log_lines
 from workers.contract.events import MAX_BATCH_EVENTS
 
+SILENT_AFTER_S = 15.0
 SNAPSHOT_SAMPLES = 24
 SNAPSHOT_LOG_LINES = 200
 MAX_SAMPLES = 200
@@ -69,8 +72,23 @@ def attempt_summary(attempt: Attempt) -> dict[str, Any]:
         "started": attempt.started_at.isoformat() if attempt.started_at else None,
         "ended": attempt.ended_at.isoformat() if attempt.ended_at else None,
         "heartbeat": attempt.heartbeat_at.isoformat() if attempt.heartbeat_at else None,
+        "heartbeat_age_s": heartbeat_age_s(attempt),
+        "silent": is_silent(attempt),
         "exit_cause": attempt.exit_cause,
     }
+
+
+def heartbeat_age_s(attempt: Attempt) -> float | None:
+    """Seconds since the attempt was last heard; None before its first word and after its end."""
+    if attempt.is_over or attempt.heartbeat_at is None:
+        return None
+    return round(max(0.0, (timezone.now() - attempt.heartbeat_at).total_seconds()), 1)
+
+
+def is_silent(attempt: Attempt) -> bool:
+    """Whether a running attempt has said nothing for SILENT_AFTER_S: hanging, cut off or dead, which the reconciler finds out."""
+    age = heartbeat_age_s(attempt)
+    return attempt.state == AttemptState.RUNNING and age is not None and age > SILENT_AFTER_S
 
 
 def snapshot(run: Run) -> dict[str, Any]:

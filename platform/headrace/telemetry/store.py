@@ -181,10 +181,13 @@ def _update_latest(attempt: Attempt, found: Derived, last_seq: int) -> None:
     changed = {"seq", "t", "step", "updated_at", *found.latest}
     for kind, summary in found.latest.items():
         setattr(latest, kind, summary)
+    if found.started is not None or found.ended is not None:
+        latest.finished = found.ended  # a start after an end, as of an upload that was resumed in place, takes the end back
+        changed.add("finished")
     if found.evaluations:
         changed.add("evaluation")
         latest.evaluation = [*(latest.evaluation or []), *found.evaluations][-KEPT_EVALUATIONS:]
-    newest = max((s for s in found.latest.values()), key=lambda s: s["seq"], default=None)
+    newest = max((s for s in (*found.latest.values(), found.ended) if s), key=lambda s: s["seq"], default=None)
     if newest is not None and math.isfinite(newest["t"]):
         latest.t, latest.step = newest["t"], newest["step"]
     latest.seq = last_seq
