@@ -10,10 +10,10 @@ from asgiref.testing import ApplicationCommunicator
 class SocketClient(ApplicationCommunicator):
     """Speaks the websocket messages of ASGI to an application."""
 
-    def __init__(self, application: Any, path: str, user: Any) -> None:
+    def __init__(self, application: Any, path: str, user: Any, session: Any = None) -> None:
         super().__init__(
             application,
-            {"type": "websocket", "path": path, "query_string": b"", "headers": [], "subprotocols": [], "user": user},
+            {"type": "websocket", "path": path, "query_string": b"", "headers": [], "subprotocols": [], "user": user, "session": session},
         )
 
     async def connect(self, timeout: float = 3) -> bool:

@@ -12,7 +12,9 @@ from asgiref.sync import sync_to_async
 from channels.layers import get_channel_layer
 from channels.routing import URLRouter
 from django.contrib.auth.models import AnonymousUser
+from django.contrib.sessions.models import Session
 from django.db import connections
+from django.test import Client
 
 from headrace.experiments import lifecycle
 from headrace.experiments.states import RunState
@@ -44,12 +46,22 @@ async def _no_connection_left() -> AsyncIterator[None]:
     await sync_to_async(connections.close_all)()
 
 
-def socket(rig: Rig, user: Any) -> SocketClient:
-    return SocketClient(URLRouter(websocket_urlpatterns), f"/ws/runs/{rig.run.public_id}/", user)
+def session_of(user: Any) -> Any:
+    """What a browser that has logged in holds; None for a guest."""
+    if not user.is_authenticated:
+        return None
+    client = Client()
+    client.force_login(user)
+    return client.session
+
+
+async def socket(rig: Rig, user: Any) -> SocketClient:
+    session = await sync_to_async(session_of)(user)
+    return SocketClient(URLRouter(websocket_urlpatterns), f"/ws/runs/{rig.run.public_id}/", user, session)
 
 
 async def opened(rig: Rig) -> SocketClient:
-    communicator = socket(rig, rig.user)
+    communicator = await socket(rig, rig.user)
     assert await communicator.connect()
     assert frames.group_name(rig.run.public_id) in get_channel_layer().groups
     return communicator
@@ -61,9 +73,9 @@ async def close_code(communicator: SocketClient, timeout: float = 3) -> int:
 
 
 async def test_strangers_and_guests_are_shut_out(rig: Rig) -> None:
-    assert await close_code(socket(rig, AnonymousUser())) == 4401
+    assert await close_code(await socket(rig, AnonymousUser())) == 4401
     other = await sync_to_async(new_rig)()
-    assert await close_code(socket(rig, other.user)) == 4404
+    assert await close_code(await socket(rig, other.user)) == 4404
 
 
 async def test_ingested_events_arrive_as_one_frame(rig: Rig) -> None:
@@ -125,6 +137,24 @@ async def test_access_that_is_taken_away_closes_the_socket(rig: Rig, monkeypatch
     communicator = await opened(rig)
     await asyncio.sleep(0.25)
     await sync_to_async(Membership.unscoped.filter(user=rig.user).delete)()
+    assert (await communicator.receive_output(timeout=3)) == {"type": "websocket.close", "code": 4403}
+
+
+@pytest.mark.parametrize("what", ["logout", "password"])
+async def test_a_session_that_ends_closes_the_socket(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
+    communicator = await opened(rig)
+    await asyncio.sleep(0.25)
+    assert await communicator.receive_nothing(timeout=0.05)
+
+    def end() -> None:
+        if what == "logout":
+            Session.objects.all().delete()
+        else:
+            rig.user.set_password("another long password")
+            rig.user.save()
+
+    await sync_to_async(end)()
     assert (await communicator.receive_output(timeout=3)) == {"type": "websocket.close", "code": 4403}
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
+from django.conf import settings
+from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.http import Http404
+from django.utils.crypto import constant_time_compare
 
 from headrace.experiments.models import Run
 from headrace.experiments.selectors import runs_for
 from headrace.teams.policy import can
+
+
+def session_holds(session_key: str, user: Any) -> bool:
+    """Whether this session still exists, is this user's, and was opened with the password the user has now."""
+    held = import_module(settings.SESSION_ENGINE).SessionStore(session_key).load()
+    fits = constant_time_compare(held.get(HASH_SESSION_KEY, ""), user.get_session_auth_hash())
+    return fits and str(held.get(SESSION_KEY)) == str(user.pk)
 
 
 def visible_run(user: Any, public_id: str) -> Run | None:

@@ -18,7 +18,7 @@ from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.contrib.auth import get_user_model
 
-from headrace.telemetry.access import visible_run
+from headrace.telemetry.access import session_holds, visible_run
 from headrace.telemetry.frames import LARGEST_FRAME, events_frame, gap_frame, group_name, run_message
 from headrace.telemetry.selectors import current_attempt, run_state
 
@@ -61,6 +61,8 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
         self.group = ""
         user = self.scope.get("user")
         self.user_id = user.pk if user is not None and user.is_authenticated else None
+        session = self.scope.get("session")
+        self.session_key: str | None = session.session_key if session is not None else None
         self.run_id = self.scope["url_route"]["kwargs"]["public_id"]
         standing = await self._standing()
         if standing is None:
@@ -164,16 +166,19 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
                 before = now
 
     async def _standing(self) -> Standing | None:
-        if self.user_id is None:
+        if self.user_id is None or self.session_key is None:
             return None
-        standing: Standing | None = await database_sync_to_async(_standing)(self.user_id, self.run_id)
+        standing: Standing | None = await database_sync_to_async(_standing)(self.user_id, self.session_key, self.run_id)
         return standing
 
 
-def _standing(user_id: int, public_id: str) -> Standing | None:
-    """How far the run is, or None if this user may not see it. Reads the user again: a session outlives the right to see."""
+def _standing(user_id: int, session_key: str, public_id: str) -> Standing | None:
+    """How far the run is, or None if this user may not see it any more.
+
+    Reads session and user again: a log-out, a changed password and a lost membership all end what an open socket sees.
+    """
     user = get_user_model().objects.filter(pk=user_id, is_active=True).first()
-    run = visible_run(user, public_id) if user else None
+    run = visible_run(user, public_id) if user and session_holds(session_key, user) else None
     if run is None:
         return None
     attempt = current_attempt(run)
