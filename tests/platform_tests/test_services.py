@@ -77,6 +77,25 @@ class TestRuns:
         with pytest.raises(IdempotencyConflict):
             start(team, idempotency_key="k", steps=4)
 
+    def test_an_upload_never_takes_over_a_launched_run(self, team: Team, start: Start) -> None:
+        run = start(team, idempotency_key="k", name="n")
+        token = services.issue_run_token(run.attempts.get())
+        upload = {"team": team, "user": None, "data": run.config.data, "name": "n", "idempotency_key": "k", "project": run.project}
+        with pytest.raises(IdempotencyConflict):
+            services.create_upload(**upload)
+        assert services.verify_run_token(run.attempts.get().public_id, token), "its driver goes on"
+        services.create_upload(**{**upload, "idempotency_key": "u"})
+        with pytest.raises(IdempotencyConflict):
+            start(team, idempotency_key="u", name="n")
+
+    def test_the_key_of_a_deleted_run_is_refused_by_name(self, team: Team, member: Member, start: Start) -> None:
+        user = member(team, Role.OWNER)
+        run = start(team, user, idempotency_key="k")
+        services.cancel_run(run, user)
+        services.delete_run(run, user)
+        with pytest.raises(IdempotencyConflict, match="deleted"):
+            start(team, user, idempotency_key="k")
+
     @pytest.mark.parametrize("name", ["", "  ", "a\x00b", "a\u202eb", "a\u200bb", "\ud800", "x" * 201, "y" * 10_000_000])
     def test_names_that_deceive_are_refused(self, name: str, team: Team, start: Start) -> None:
         with pytest.raises(BadInput) as refused:

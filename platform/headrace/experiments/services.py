@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from headrace.experiments.states import AttemptState, RunState
 from headrace.experiments.text import clean_line, clean_text
 from headrace.experiments.tokens import issue_run_token as issue_run_token
 from headrace.experiments.tokens import verify_run_token as verify_run_token
+from headrace.experiments.wake import wake_launcher as wake_launcher
 from headrace.teams import audit
 from headrace.teams.models import Team, User
 from headrace.teams.services import require
@@ -24,9 +24,6 @@ from workers.contract import loading
 from workers.contract.config import RunConfig
 from workers.contract.events import Control
 
-log = logging.getLogger(__name__)
-
-LAUNCH_TASK = "headrace.dispatch.launch"
 MOST_TAGS = 20
 
 
@@ -215,18 +212,6 @@ def delete_run(run: Run, user: User) -> None:
         audit.record("run.delete", user=user, team=locked.team, obj=locked)
 
 
-def wake_launcher(attempt: Attempt) -> bool:
-    """Send the launch message. False: the broker did not take it, which the reconciler makes good."""
-    from headrace.celery import app
-
-    try:
-        app.send_task(LAUNCH_TASK, args=[attempt.public_id], retry=False)
-    except Exception as error:  # whatever the broker's client raises: the run is queued and none of it may fail the request
-        log.warning("the launcher was not woken for attempt %s: %s: %s", attempt.public_id, type(error).__name__, error)
-        return False
-    return True
-
-
 def _make_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -> tuple[Run, bool]:
     if user is not None:
         require(user, "run.create", team)
@@ -239,9 +224,17 @@ def _make_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -
                 return _insert_run(team, user, key, fields), True
     except IntegrityError:  # two requests with one key met; the other was first
         existing = Run.objects.for_team(team).get(idempotency_key=key)
-    if existing.config_id != fields["config"].pk or existing.project_id != fields["project"].pk or existing.name != fields["name"]:
-        raise IdempotencyConflict("this key was used for a different run", field="idempotency_key", value=key, cure="send a new key")
+    _check_same(existing, key, fields)
     return existing, False
+
+
+def _check_same(existing: Run, key: str, fields: dict[str, Any]) -> None:
+    """A key answers with its own run alone: an upload must never take over the token of a run that was launched, nor the reverse."""
+    if existing.deleted_at is not None:
+        raise IdempotencyConflict("the run of this key was deleted", field="idempotency_key", value=key, cure="send a new key")
+    given = (fields["config"].pk, fields["project"].pk, fields["name"], fields["source"])
+    if (existing.config_id, existing.project_id, existing.name, existing.source) != given:
+        raise IdempotencyConflict("this key was used for a different run", field="idempotency_key", value=key, cure="send a new key")
 
 
 def _insert_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -> Run:
