@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from headrace.experiments.models import Run
-from headrace.teams import backends
+from headrace.teams import backends, receivers
 from headrace.teams.models import AuditEvent, Team, User
 
 pytestmark = pytest.mark.django_db
@@ -153,3 +153,15 @@ def test_failed_logins_are_limited_and_told(team: Team, member: Callable[..., Us
     cache.clear()
     assert client.login(username=user.email, password=password)
     assert AuditEvent.unscoped.filter(action="login", user=user).count() == 2
+
+
+def test_what_was_typed_for_an_unknown_account_is_not_kept_and_the_trail_is_not_flooded(db: None) -> None:
+    cache.clear()
+    client = Client()
+    for _ in range(receivers.ROWS_A_WINDOW + 5):
+        assert not client.login(username="my-secret-passphrase", password="x")
+    rows = AuditEvent.unscoped.filter(action="login.failed")
+    assert rows.count() == receivers.ROWS_A_WINDOW
+    assert not any("passphrase" in str(row.detail) for row in rows)
+    assert "not written" in rows.latest("pk").detail["note"]
+    cache.clear()

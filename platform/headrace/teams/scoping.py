@@ -2,7 +2,7 @@
 
 `Model.objects.for_team(team)` and `.for_user(user)` are the doors; `.all()`, `.filter()`, `.get()` on `objects` raise.
 `Model.unscoped` sees everything. It is for code that has no user, such as ingest by run token, the launcher, the
-reconciler and services that were handed a checked row; tests/platform_tests/test_scoping.py lists who may say it.
+reconciler and services that were handed a checked row; tests/platform_tests/test_policy.py lists who may not say it.
 """
 
 from __future__ import annotations
