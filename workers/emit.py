@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ from workers.spool import SpoolWriter
 
 GROUP_COMMIT_S = 0.05
 LONGEST_RETRY_S = 5.0
+MOST_UNTOLD = 10_000
 
 
 def clean(value: Any) -> Any:
@@ -39,9 +42,11 @@ def _report(error: Exception) -> None:
 class Emitter:
     """Numbers and spools events. `emit` never blocks on the disk: a thread syncs within 50 ms (group commit).
 
-    `listeners` are called after an event is durable (the shipper's wake-up, the live line of the command); one that raises is
-    told in the log and hears no more. `error` is what keeps events from the disk now (a full disk: they wait in memory, and the
-    sync is tried again); `fatal` is a fault that no retry cures, and `on_fatal` is called with it, from the spool's thread.
+    `listeners` are called after an event is durable (the shipper's wake-up, the live line of the command), on a thread of their
+    own: a terminal that is held keeps no event from the disk. One that raises is told in the log and hears no more.
+
+    `error` is what keeps events from the disk now (a full disk: they wait in memory, and the sync is tried again). `fatal` is a
+    fault that no retry cures; `on_fatal` is called with the first, from the spool's thread.
     """
 
     def __init__(self, folder: Path, clock: Clock | None = None, on_fatal: Callable[[Exception], None] | None = None) -> None:
@@ -61,8 +66,11 @@ class Emitter:
         self.fatal: Exception | None = None
         self.on_fatal = on_fatal or _report
         self.listeners: list[Callable[[list[dict[str, Any]]], None]] = []
+        self._untold: queue.Queue[list[dict[str, Any]] | None] = queue.Queue(MOST_UNTOLD)
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
+        self._teller = threading.Thread(target=self._tell_loop, name="listeners", daemon=True)
+        self._teller.start()
 
     @property
     def last_seq(self) -> int:
@@ -101,6 +109,8 @@ class Emitter:
         self._thread.join(timeout_s + 0.5)
         with self._lock:
             self._ended = True
+        self._hand_over(None)
+        self._teller.join(max(0.5, self._deadline - time.monotonic()))
         if self._thread.is_alive():  # inside a call of the disk that does not return; the thread is a daemon and goes with the process
             self.error = self.error or TimeoutError(f"the disk took no event for {timeout_s:.0f} s")
             return False
@@ -157,8 +167,14 @@ class Emitter:
         self.error = self.fatal
         self._durable = self._writer.synced_seq
         told, self._unsynced = self._unsynced, []
-        self._tell(told)
+        self._hand_over(told)
         return True
+
+    def _hand_over(self, events: list[dict[str, Any]] | None) -> None:
+        with contextlib.suppress(queue.Empty, queue.Full):
+            if self._untold.full():  # a terminal held for many minutes: its oldest lines are not shown
+                self._untold.get_nowait()
+            self._untold.put_nowait(events)
 
     def _append(self, event: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -172,6 +188,10 @@ class Emitter:
             self._writer.append(event)
             self._fail(error)
         return event
+
+    def _tell_loop(self) -> None:
+        while (events := self._untold.get()) is not None:
+            self._tell(events)
 
     def _tell(self, events: list[dict[str, Any]]) -> None:
         for listener in list(self.listeners):

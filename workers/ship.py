@@ -145,7 +145,7 @@ class Shipper:
 
     def ship_all(self) -> int:
         """Sends everything beyond the mark and returns how many events were sent. Raises HeadraceError when the server refuses."""
-        sent, gap = 0, -1
+        sent, gaps = 0, 0
         if self._query:
             self._go_on_at_the_mark()
         while True:
@@ -159,9 +159,9 @@ class Shipper:
                 return sent
             except _Gap as error:
                 self._go_back(error.value - 1)
-                if error.value == gap:
+                gaps += 1
+                if gaps > 2:
                     raise
-                gap = error.value
 
     def ask(self) -> None:
         """Called when there was nothing to send for a while: fetches the mark, and with it the server's wishes."""

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +56,8 @@ def test_a_listener_that_raises_is_dropped_and_told_once(tmp_path: Path) -> None
     emitter.listeners += [broken, lambda events: heard.extend(event["seq"] for event in events)]
     for number in range(3):
         emitter.log("info", str(number))
-        wait_for(lambda: emitter.durable_seq == emitter.last_seq)
+        wait_for(lambda: emitter.durable_seq == emitter.last_seq and len(emitter.listeners) == 1)
+    wait_for(lambda: emitter.last_seq == 4)
     assert emitter.close() and emitter.error is None
     assert seqs(tmp_path) == heard == [1, 2, 3, 4]
     told = [event["data"]["message"] for event, _ in read_spool(tmp_path) if event and event["data"]["level"] == "warning"]
@@ -76,6 +78,21 @@ def test_the_live_line_survives_a_stream_that_knows_only_ascii() -> None:
     line([{"kind": kind, "data": data} for kind, data in events])
     text = raw.getvalue().decode("ascii")
     assert "reward -" in text and "held-out reward - +/- 0.100 at version 3" in text and "error: gr??er ?[2J ?" in text
+
+
+def test_a_listener_that_hangs_keeps_nothing_from_the_disk(tmp_path: Path) -> None:
+    """A terminal that is held, a pager that waits."""
+    emitter = Emitter(tmp_path)
+    go_on = threading.Event()
+    emitter.listeners.append(lambda events: go_on.wait(20) and None)
+    for number in range(3):
+        emitter.log("info", str(number))
+        wait_for(lambda: emitter.durable_seq == emitter.last_seq)
+    began = time.monotonic()
+    assert emitter.close(1.0)
+    assert time.monotonic() - began < 3
+    assert seqs(tmp_path) == [1, 2, 3]
+    go_on.set()
 
 
 def test_a_full_disk_costs_no_event_and_listeners_hear_each_once(tmp_path: Path) -> None:

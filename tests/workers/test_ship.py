@@ -220,6 +220,14 @@ def test_a_gap_is_filled_from_the_beginning(server: Server, tmp_path: Path) -> N
     assert server.seqs == list(range(1, 8))
 
 
+def test_a_gap_that_stays_is_an_error(server: Server, tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    server.refuse = lambda batch: (409, {"code": "gap", "expected": 1})
+    with pytest.raises(HeadraceError, match="earlier event"):
+        shipper(server, tmp_path).ship_all()
+    assert server.posts == 3
+
+
 @pytest.mark.parametrize("answer", [(200, "<html>log in</html>"), (409, "<html>busy</html>"), (409, []), (302, ""), (500, "oops")])
 def test_a_strangers_answer_is_a_failure_told_once_and_the_events_wait(server: Server, tmp_path: Path, answer: Answer) -> None:
     write(tmp_path, 2)
