@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
 from django.db import connection, transaction
 from django.utils import timezone
 
-from headrace.dispatch import launcher, shipping
+from headrace.dispatch import chores, launcher, shipping, stopping
+from headrace.dispatch.folders import write_files
 from headrace.dispatch.lease import Lease, LeaseLost
 from headrace.dispatch.models import ReconcilerLease
 from headrace.dispatch.reconciler import GIVE_UP_LAUNCH_AFTER, Reconciler
-from headrace.experiments import services
-from headrace.experiments.models import Project, Run
+from headrace.experiments import lifecycle, services
+from headrace.experiments.models import Artifact, Attempt, Project, Run
 from headrace.experiments.states import AttemptState, RunState, lifecycle_writes
 from headrace.teams.models import Team
 from workers.contract import loading
@@ -122,9 +126,6 @@ def test_nothing_is_shipped_where_there_is_no_spool(run: Run) -> None:
 
 
 def test_a_resumed_attempt_goes_on_from_the_folder_of_its_checkpoint(run: Run) -> None:
-    from headrace.experiments import lifecycle
-    from headrace.experiments.models import Artifact
-
     first = run.attempts.get()
     lifecycle.transition(run, RunState.LAUNCHING)
     lifecycle.attempt_started(first)
@@ -135,3 +136,37 @@ def test_a_resumed_attempt_goes_on_from_the_folder_of_its_checkpoint(run: Run) -
     assert found is not None
     line = launcher.entrypoint(found, Path("/out"))
     assert f"-m workers resume {first.out_dir} --out /out --attempt-file /out/attempt.json" in line
+
+
+def test_two_launchers_leave_one_token_in_file_and_row(run: Run) -> None:
+    attempt = run.attempts.get()
+    stale = Attempt.unscoped.select_related("run__config", "cluster").get(pk=attempt.pk)
+    write_files(attempt)
+    token = json.loads((write_files(stale) / "attempt.json").read_text())["token"]
+    assert services.verify_run_token(attempt.public_id, token) == attempt
+
+
+def test_uploads_are_left_alone_by_a_shutdown(run: Run) -> None:
+    uploaded, attempt, _ = services.create_upload(team=run.team, user=None, data={"preset": "demo"}, name="u", idempotency_key="u")
+    lifecycle.attempt_started(attempt)
+    assert stopping.stop_active_runs(grace_s=0) == []
+    uploaded.refresh_from_db()
+    assert uploaded.state == RunState.RUNNING and not uploaded.control["cancel"]
+
+
+def test_daily_chores(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = run.attempts.get()
+    there = tmp_path / "there"
+    there.mkdir()
+    fields = {"team": run.team, "run": run, "attempt": attempt, "kind": "checkpoint"}
+    kept, gone = Artifact.unscoped.create(path=str(there), **fields), Artifact.unscoped.create(path=str(tmp_path / "gone"), **fields)
+    old = SessionStore()
+    old.set_expiry(timezone.now() - timedelta(days=1))
+    old.save()
+    monkeypatch.setattr(chores, "_last", None)
+    now = timezone.now()
+    assert chores.daily(now) and not chores.daily(now + timedelta(hours=23))
+    kept.refresh_from_db()
+    gone.refresh_from_db()
+    assert (kept.state, gone.state) == (Artifact.State.COMPLETE, Artifact.State.MISSING)
+    assert not Session.objects.exists()

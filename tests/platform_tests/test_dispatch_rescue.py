@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 import uuid
@@ -12,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.sessions.backends.db import SessionStore
-from django.contrib.sessions.models import Session
 from django.utils import timezone
 
-from headrace.dispatch import chores, launcher, remains, shipping, stopping
+from headrace.dispatch import launcher, remains, shipping, stopping
 from headrace.dispatch.folders import write_files
 from headrace.dispatch.ray_jobs import ABSENT
 from headrace.dispatch.reconciler import CANCEL_GRACE, CLAIM_STALE_AFTER, GIVE_UP_LAUNCH_AFTER, SILENT_AFTER, Reconciler
 from headrace.dispatch.shipping import Shipping
 from headrace.experiments import lifecycle, services
-from headrace.experiments.models import Artifact, Attempt, Project, Run
+from headrace.experiments.models import Attempt, Run
 from headrace.experiments.states import AttemptState, RunState
 from headrace.teams.models import Team
 from tests.platform_tests.dispatch_rig import age, new_run, process_of, serve_ray
@@ -160,11 +157,17 @@ def test_a_resume_with_nothing_to_go_on_from_says_so(run: Run, ray: dict[str, An
     assert "from step 0" in run.transitions.get(to_state=RunState.RUNNING, attempt=second).cause["message"]
 
 
+def spool(attempt: Attempt) -> None:
+    """An empty spool in the attempt's folder."""
+    folder = Path(attempt.out_dir) / "spool"
+    folder.mkdir()
+    (folder / "1.spool").write_bytes(b"")
+
+
 def left_behind(run: Run) -> Attempt:
     attempt = run.attempts.get()
     write_files(attempt)
-    (Path(attempt.out_dir) / "spool").mkdir()
-    (Path(attempt.out_dir) / "spool" / "1.spool").write_bytes(b"")
+    spool(attempt)
     lifecycle.attempt_finished(attempt, "lost", cause="x")
     return Attempt.unscoped.get(pk=attempt.pk)
 
@@ -261,36 +264,16 @@ def test_a_silent_attempt_is_stopped_before_its_run_is_over(
     assert (seen, run.state) == ([RunState.RUNNING], RunState.LOST)
 
 
-def test_two_launchers_leave_one_token_in_file_and_row(run: Run) -> None:
+def test_shipping_its_spool_does_not_make_a_dead_attempt_look_alive(run: Run, reconciler: Reconciler, ray: dict[str, Any]) -> None:
     attempt = run.attempts.get()
-    stale = Attempt.unscoped.select_related("run__config", "cluster").get(pk=attempt.pk)
-    write_files(attempt)
-    token = json.loads((write_files(stale) / "attempt.json").read_text())["token"]
-    assert services.verify_run_token(attempt.public_id, token) == attempt
-
-
-def test_uploads_are_left_alone_by_a_shutdown(team: Team) -> None:
-    Project.objects.create(team=team, name="P", slug="p")
-    run, attempt, _ = services.create_upload(team=team, user=None, data={"preset": "demo"}, name="u", idempotency_key="u")
+    assert launcher.launch_attempt(attempt.public_id)
+    spool(attempt)
     lifecycle.attempt_started(attempt)
-    assert stopping.stop_active_runs(grace_s=0) == []
+    age(run, SILENT_AFTER * 2)
+    heard = Attempt.unscoped.filter(pk=attempt.pk)
+    reconciler.once()
+    reconciler.shipping.wait(30)
+    heard.update(heartbeat_at=timezone.now())
+    reconciler.once()
     run.refresh_from_db()
-    assert run.state == RunState.RUNNING and not run.control["cancel"]
-
-
-def test_daily_chores(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = run.attempts.get()
-    there = tmp_path / "there"
-    there.mkdir()
-    fields = {"team": run.team, "run": run, "attempt": attempt, "kind": "checkpoint"}
-    kept, gone = Artifact.unscoped.create(path=str(there), **fields), Artifact.unscoped.create(path=str(tmp_path / "gone"), **fields)
-    old = SessionStore()
-    old.set_expiry(timezone.now() - timedelta(days=1))
-    old.save()
-    monkeypatch.setattr(chores, "_last", None)
-    now = timezone.now()
-    assert chores.daily(now) and not chores.daily(now + timedelta(hours=23))
-    kept.refresh_from_db()
-    gone.refresh_from_db()
-    assert (kept.state, gone.state) == (Artifact.State.COMPLETE, Artifact.State.MISSING)
-    assert not Session.objects.exists()
+    assert run.state == RunState.LOST

@@ -264,3 +264,12 @@ def test_a_launched_run_is_not_reopened(rig: Rig) -> None:
     push(rig.attempt, [("started", {"resumed_from": None})], first=3)
     rig.run.refresh_from_db()
     assert rig.run.state == "failed"
+
+
+def test_a_spool_that_is_read_back_is_no_sign_of_life(rig: Rig) -> None:
+    push(rig.attempt, [metric(1.0)], replay=True)
+    heard(rig.attempt, replay=True)
+    with pytest.raises(Gap):
+        push(rig.attempt, [metric(1.0)], first=9, replay=True)
+    rig.attempt.refresh_from_db()
+    assert rig.attempt.ingested_through == 1 and rig.attempt.heartbeat_at is None

@@ -38,10 +38,13 @@ def append_events(request: HttpRequest, attempt_id: str, replay: bool = False) -
 
 
 @router.get("/{attempt_id}/mark", summary="How far the server has the events")
-def mark(request: HttpRequest, attempt_id: str) -> dict[str, Any]:
-    """Where a sender goes on: the last seq stored and the attempt's fence. With `control`, as after a batch; counts as a heartbeat."""
+def mark(request: HttpRequest, attempt_id: str, replay: bool = False) -> dict[str, Any]:
+    """Where a sender goes on: the last seq stored and the attempt's fence. With `control`, as after a batch; counts as a heartbeat.
+
+    `replay`, as for events: a spool is read back, which says nothing about its driver.
+    """
     attempt: Attempt = request.auth  # type: ignore[attr-defined]
-    return {"attempt": attempt.public_id, "fence": attempt.fence, **heard(attempt).model_dump()}
+    return {"attempt": attempt.public_id, "fence": attempt.fence, **heard(attempt, replay=replay).model_dump()}
 
 
 def _body(request: HttpRequest) -> bytes:

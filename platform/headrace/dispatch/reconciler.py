@@ -47,6 +47,7 @@ class Reconciler:
         self.ingest_up_since: datetime | None = None
         self.stopping = False
         self.shipping = Shipping()
+        self._suspects: set[int] = set()  # attempts whose job is over: shipping their spool must not make them look alive
 
     def run_forever(self) -> None:
         """Until SIGTERM. A failing pass is logged and the next one starts afresh."""
@@ -146,7 +147,7 @@ class Reconciler:
             return []
         rows = Attempt.unscoped.select_related("run", "cluster").exclude(state__in=AttemptState.over()).exclude(submission_id="")
         limit = now - SILENT_AFTER
-        return [a for a in rows if (a.heartbeat_at or a.state_since) < limit and a.state_since < limit]
+        return [a for a in rows if a.pk in self._suspects or max(a.heartbeat_at or a.state_since, a.state_since) < limit]
 
     def _examine(self, attempt: Attempt) -> None:
         """A silent attempt: lost only if Ray says that its job is over or that it knows none."""
@@ -162,6 +163,7 @@ class Reconciler:
             return
         if status == ABSENT and attempt.state == AttemptState.PENDING:
             return  # never submitted: the launcher's business
+        self._suspects.add(attempt.pk)
         if not self.shipping.tried(attempt):
             self._guard()
             self.shipping.begin(attempt)  # the spool may tell how it really ended
@@ -182,6 +184,7 @@ class Reconciler:
             if attempt.run.control.get("cancel"):
                 outcome = "cancelled"
             lifecycle.attempt_finished(attempt, outcome, cause=_cause(status, message, lines), actor=ACTOR)
+        self._suspects.discard(attempt.pk)
 
     def _guard(self) -> None:
         """Before every act on the world: renews the lease, or raises LeaseLost."""

@@ -52,8 +52,10 @@ def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool
             _check_fence(attempt, fence, replay)
             was_over = attempt.is_over
             new = _new_part(attempt, columns)
-            attempt.heartbeat_at = timezone.now()
-            changed = ["heartbeat_at"]
+            changed = []
+            if not replay:  # a spool that is read back says nothing about its driver
+                attempt.heartbeat_at = timezone.now()
+                changed.append("heartbeat_at")
             if new is not None:
                 _store(attempt, ready if ready is not None and new is columns else _prepare(new))
                 changed.append("ingested_through")
@@ -64,15 +66,18 @@ def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool
     except FencedOut:
         raise
     except IngestProblem:
-        Attempt.unscoped.filter(public_id=attempt_public_id).update(heartbeat_at=timezone.now())
+        if not replay:
+            Attempt.unscoped.filter(public_id=attempt_public_id).update(heartbeat_at=timezone.now())
         raise
 
 
-def heard(attempt: Attempt) -> IngestReply:
+def heard(attempt: Attempt, *, replay: bool = False) -> IngestReply:
     """A driver with nothing to send asks what is wanted of it. Called by the mark's route; counts as a heartbeat.
 
-    One that is over or superseded is told to stop.
+    One that is over or superseded is told to stop. `replay`: the spool is shipped, its driver may be long gone.
     """
+    if replay:
+        return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt, False))
     superseded = Attempt.unscoped.filter(run_id=attempt.run_id, fence__gt=attempt.fence).exists()
     if not superseded and not attempt.is_over:
         Attempt.unscoped.filter(pk=attempt.pk).update(heartbeat_at=timezone.now())
