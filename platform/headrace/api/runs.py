@@ -150,6 +150,17 @@ def cancel_run(request: HttpRequest, run_id: str) -> dict[str, Any]:
     return _detail(_run(caller, run_id, "run.view"))
 
 
+@router.post("/{run_id}/resume", response=RunDetail, summary="Resume a run")
+def resume_run(request: HttpRequest, run_id: str) -> dict[str, Any]:
+    """Queue a new attempt that goes on from the last complete checkpoint, or from the start if there is none."""
+    caller: Caller = request.auth  # type: ignore[attr-defined]
+    run = _run(caller, run_id, "run.view")
+    if not caller.may("run.resume", run):
+        raise NotAllowed("you may not resume this run", field="run", value=run_id, cure="ask a maintainer, or use a token that may write")
+    services.resume_run(run, caller.user)
+    return _detail(_run(caller, run_id, "run.view"))
+
+
 @uploads.post("", response={201: UploadOut}, summary="Announce an upload")
 def create_upload(request: HttpRequest, payload: UploadIn) -> Status[dict[str, Any]]:
     """Make the run and attempt that a spool is shipped to. The same key answers the same attempt with a fresh token."""

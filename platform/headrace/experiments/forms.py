@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from django import forms as plain
 from django.http import QueryDict
 
 from headrace.schema_form import Block, Field, blocks, fields_of
@@ -127,3 +128,20 @@ def sentence(message: str, cure: str | None) -> str:
     """What is wrong and what to do about it, as people write."""
     parts = [text.strip().rstrip(".") for text in (message, cure or "")]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in parts if text)
+
+
+class EditForm(plain.Form):
+    """What people say about a run. The service judges it; tags are written with commas between them."""
+
+    name = plain.CharField(label="Name", max_length=200, widget=plain.TextInput(attrs={"class": "input", "autocomplete": "off"}))
+    tags = plain.CharField(
+        label="Tags",
+        required=False,
+        max_length=1300,
+        help_text="With commas between them.",
+        widget=plain.TextInput(attrs={"class": "input", "autocomplete": "off"}),
+    )
+    note = plain.CharField(label="Note", required=False, max_length=10_000, widget=plain.Textarea(attrs={"class": "input", "rows": 4}))
+
+    def clean_tags(self) -> list[str]:
+        return [tag.strip() for tag in self.cleaned_data["tags"].split(",") if tag.strip()]

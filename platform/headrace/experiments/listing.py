@@ -1,4 +1,4 @@
-"""Rows of the run list: what is shown of a run at a glance, read with a fixed number of queries plus one a sparkline."""
+"""Rows of the run list: what is shown of a run at a glance, read with a fixed number of queries however many rows there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from headrace.telemetry import series
 from headrace.telemetry.models import Series
 
 PAGE = 50
-SPARKLINES = 25
 REWARD = "reward/mean"
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 24, 48
 
@@ -33,16 +32,22 @@ def matching(user: Any, team: Team | None, *, state: str = "", text: str = "") -
     return runs
 
 
+def page_number(text: str) -> int:
+    """What ?page= asks for; anything else is the first page."""
+    return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 6 else 1
+
+
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What the list shows of these runs (of one team)."""
     if not runs:
         return []
     found = Series.objects.for_team(runs[0].team_id).filter(attempt__run__in=runs, name=REWARD)
     latest = {item.attempt.run_id: item for item in found.select_related("attempt").order_by("attempt__number")}
-    return [_row(run, latest.get(run.pk), spark=index < SPARKLINES) for index, run in enumerate(runs)]
+    curves = series.read_runs([run for run in runs if run.pk in latest], REWARD, buckets=SPARK_POINTS)
+    return [_row(run, latest.get(run.pk), curves.get(run.pk)) for run in runs]
 
 
-def _row(run: Run, latest: Series | None, *, spark: bool) -> dict[str, Any]:
+def _row(run: Run, latest: Series | None, curve: dict[str, Any] | None) -> dict[str, Any]:
     data = run.config.data
     return {
         "id": run.public_id,
@@ -53,7 +58,7 @@ def _row(run: Run, latest: Series | None, *, spark: bool) -> dict[str, Any]:
         "step": latest.last_step if latest else None,
         "steps_total": data["budget"]["steps"],
         "reward": latest.last_value if latest else None,
-        "spark": sparkline(run) if latest and spark else "",
+        "spark": sparkline(curve),
         "started": run.created_at,
         "by": maker(run),
     }
@@ -64,12 +69,12 @@ def maker(run: Run) -> str:
     return str(run.created_by.get_short_name() if run.created_by else Run.Source(run.source).label)
 
 
-def sparkline(run: Run) -> str:
-    """Points of an SVG polyline over the run's reward; "" below two finite values."""
-    columns = series.read(run, [REWARD], x="step", lo=None, hi=None, buckets=SPARK_POINTS).get(REWARD)
+def sparkline(columns: dict[str, Any] | None) -> str:
+    """Points of an SVG polyline over a run's reward, without what a later attempt trained again; "" below two finite values."""
     if not columns:
         return ""
-    points = [(step, value) for step, value in zip(columns["step"], columns["value"], strict=True) if value is not None]
+    told = zip(columns["step"], columns["value"], columns["faint"], strict=True)
+    points = [(step, value) for step, value, faint in told if value is not None and not faint]
     if len(points) < 2:
         return ""
     low, high = min(0.0, min(value for _, value in points)), max(1e-9, max(value for _, value in points))

@@ -16,11 +16,11 @@ from headrace.experiments import forms, selectors, services
 from headrace.experiments.models import Project, Run
 from headrace.experiments.problems import BadInput, IdempotencyConflict
 from headrace.experiments.text import clean_line
-from headrace.experiments.views import visible_run
 from headrace.schema_parse import Errors, differences, parse
 from headrace.teams.models import Team
 from headrace.teams.policy import can
 from headrace.teams.views import current_team
+from headrace.telemetry.access import run_or_404
 from workers.contract import compat, loading, presets
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError
@@ -82,7 +82,7 @@ def new_run(request: HttpRequest) -> HttpResponse:
 def _fresh(request: HttpRequest) -> Draft:
     draft = Draft(preset=request.GET.get("preset", "") or presets.DEFAULT)
     if request.GET.get("clone"):
-        draft.clone = visible_run(request, request.GET["clone"])
+        draft.clone = run_or_404(request.user, request.GET["clone"])
         draft.values, draft.name = draft.clone.config.data, f"{draft.clone.name} (copy)"[:200]
         draft.preset = draft.clone.preset.partition("@")[0] or presets.DEFAULT
         cause = draft.clone.outcome_cause or {}
@@ -104,7 +104,7 @@ def _submitted(request: HttpRequest) -> Draft:
     draft = Draft(submitted=post, name=post.get("name", ""), preset=post.get("preset_name", "") or presets.DEFAULT)
     draft.key = post.get("idempotency_key", "")[:200] or draft.key
     if post.get("clone"):
-        draft.clone = visible_run(request, post["clone"])
+        draft.clone = run_or_404(request.user, post["clone"])
     try:
         draft.name = clean_line(draft.name, field="name")
     except BadInput as fault:

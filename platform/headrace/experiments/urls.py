@@ -14,5 +14,9 @@ urlpatterns = [
     path("runs/<str:public_id>/config.json", views.config_json, name="config"),
     path("runs/<str:public_id>/cancel/", views.cancel, name="cancel"),
     path("runs/<str:public_id>/resume/", views.resume, name="resume"),
+    path("runs/<str:public_id>/checkpoint/", views.checkpoint, name="checkpoint"),
+    path("runs/<str:public_id>/stop/", views.stop, name="stop"),
+    path("runs/<str:public_id>/edit/", views.edit, name="edit"),
+    path("runs/<str:public_id>/delete/", views.delete, name="delete"),
     path("help/axes/", views.axes_help, name="axes"),
 ]

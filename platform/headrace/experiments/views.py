@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from headrace import figures
 from headrace.experiments import forms, listing, selectors, services
+from headrace.experiments.forms import EditForm
 from headrace.experiments.models import Run
+from headrace.experiments.problems import BadInput
 from headrace.experiments.states import RunState
 from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
 from headrace.teams.views import current_team
+from headrace.telemetry.access import run_or_404
 from workers.contract import axes, events, metrics
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
@@ -31,16 +35,22 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def run_list(request: HttpRequest) -> HttpResponse:
-    """?state=&q= filter; ?rows=1 answers with the table alone, for the page's own refresh."""
+    """?state=&q= filter, ?page= turns; ?rows=1 answers with the table alone, for the page's own refresh."""
     team = current_team(request)
     state, text = request.GET.get("state", ""), request.GET.get("q", "").replace("\x00", "").strip()[:200]
-    found = list(listing.matching(request.user, team, state=state, text=text)[: listing.PAGE + 1])
+    page = listing.page_number(request.GET.get("page", ""))
+    first = (page - 1) * listing.PAGE
+    found = list(listing.matching(request.user, team, state=state, text=text)[first : first + listing.PAGE + 1])
+    filters = {name: value for name, value in (("q", text), ("state", state)) if value}
     context = {
         "section": "runs",
         "team": team,
         "can_create": team is not None and can(request.user, "run.create", team),
         "rows": listing.rows(found[: listing.PAGE]),
-        "more": len(found) > listing.PAGE,
+        "newer": "?" + urlencode({**filters, "page": page - 1}) if page > 1 else "",
+        "older": "?" + urlencode({**filters, "page": page + 1}) if len(found) > listing.PAGE else "",
+        "first": first + 1,
+        "last": first + min(len(found), listing.PAGE),
         "any_runs": bool(found) or selectors.runs_for(request.user, team).exists(),
         "states": RunState.choices,
         "state": state,
@@ -52,7 +62,7 @@ def run_list(request: HttpRequest) -> HttpResponse:
 @require_safe
 def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
     """The frame of the live page; its modules fetch snapshot and series and join the socket."""
-    run = visible_run(request, public_id)
+    run = run_or_404(request.user, public_id)
     data = run.config.data
     facts = {
         "task": lookup(data, "environment.dataset"),
@@ -65,8 +75,10 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "run": run,
         "facts": facts,
         "can_control": can(request.user, "run.cancel", run),
+        "can_edit": can(request.user, "run.edit", run),
         "can_create": can(request.user, "run.create", run.team),
         "cancellable": run.state in RunState.active() and run.state != RunState.STOPPING,
+        "steerable": run.state in (RunState.LAUNCHING, RunState.RUNNING),
         "resumable": run.state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) and run.source != Run.Source.UPLOAD,
         "charts": figures.charts(),
         "config_blocks": config_blocks(data),
@@ -78,7 +90,7 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
 @require_safe
 def config_json(request: HttpRequest, public_id: str) -> HttpResponse:
     """The resolved config, as `python -m workers run` takes it."""
-    run = visible_run(request, public_id)
+    run = run_or_404(request.user, public_id)
     response = JsonResponse(run.config.data, json_dumps_params={"indent": 2})
     response["Content-Disposition"] = f'attachment; filename="{run.public_id}-config.json"'
     return response
@@ -94,6 +106,44 @@ def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
 def resume(request: HttpRequest, public_id: str) -> HttpResponse:
     """Queues a new attempt from the last complete checkpoint."""
     return _press(request, public_id, services.resume_run)
+
+
+@require_POST
+def checkpoint(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Asks for a checkpoint at the end of the step the run is in."""
+    return _press(request, public_id, services.checkpoint_now, done="A checkpoint is asked for: it is written at the end of this step.")
+
+
+@require_POST
+def stop(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Asks the run to end, as succeeded, after the step it is in."""
+    return _press(request, public_id, services.stop_after_step, done="The run ends after the step it is in, and counts as succeeded.")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def edit(request: HttpRequest, public_id: str) -> HttpResponse:
+    """What people say about a run: its name, note and tags."""
+    run = run_or_404(request.user, public_id)
+    if not can(request.user, "run.edit", run):
+        raise PermissionDenied("Your role in this team does not allow editing this run.")
+    form = EditForm(request.POST or None, initial={"name": run.name, "note": run.note, "tags": ", ".join(run.tags)})
+    if request.method == "POST" and form.is_valid():
+        data = form.cleaned_data
+        user: Any = request.user
+        try:
+            services.edit_run(run, user, name=data["name"], note=data["note"], tags=data["tags"])
+        except BadInput as fault:
+            form.add_error(fault.field if fault.field in form.fields else None, forms.sentence(fault.message, fault.cure))
+        else:
+            return redirect(f"/runs/{run.public_id}/")
+    context = {"section": "runs", "run": run, "form": form, "can_delete": can(request.user, "run.delete", run)}
+    return render(request, "runs/edit.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+def delete(request: HttpRequest, public_id: str) -> HttpResponse:
+    """Puts a run that is over out of sight."""
+    return _press(request, public_id, services.delete_run, done="The run is deleted.", then="/runs/")
 
 
 @require_safe
@@ -114,14 +164,6 @@ def axes_help(request: HttpRequest) -> HttpResponse:
     ]
     context = {"section": "help", "axes": rows, "metrics": metrics.CATALOGUE.values(), "events": events.DESCRIPTIONS.items()}
     return render(request, "help/axes.html", context)
-
-
-def visible_run(request: HttpRequest, public_id: str) -> Run:
-    """The run, or 404 for one that is not there or belongs to others."""
-    try:
-        return selectors.run_for(request.user, public_id)
-    except Run.DoesNotExist:
-        raise Http404("no such run") from None
 
 
 def config_blocks(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -154,12 +196,16 @@ def _shown(value: Any) -> str:
     return str(value) if value not in ("", None) else "none"
 
 
-def _press(request: HttpRequest, public_id: str, action: Callable[[Run, Any], Any]) -> HttpResponse:
-    run = visible_run(request, public_id)
+def _press(request: HttpRequest, public_id: str, action: Callable[[Run, Any], Any], *, done: str = "", then: str = "") -> HttpResponse:
+    """One button: the action, its refusal in words, and an acknowledgement where the page would not show the change by itself."""
+    run = run_or_404(request.user, public_id)
     try:
         action(run, request.user)
     except NotAllowed as fault:
         raise PermissionDenied(fault.message) from None
     except HeadraceError as fault:
         messages.error(request, f"{fault.message[:1].upper()}{fault.message[1:]}." + (f" To do: {fault.cure}." if fault.cure else ""))
-    return redirect(f"/runs/{run.public_id}/")
+        return redirect(f"/runs/{run.public_id}/")
+    if done:
+        messages.success(request, done)
+    return redirect(then or f"/runs/{run.public_id}/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,26 @@ def read(
     buckets = max(2, min(buckets, MAX_BUCKETS))
     segments = _segments(run, names, x, lo, hi)
     return {name: _columns(parts, x, buckets) for name, parts in segments.items()}
+
+
+def read_runs(runs: Sequence[Run], name: str, *, buckets: int) -> dict[int, dict[str, Any]]:
+    """{run key: columns} of one series over many runs of one team, read with a fixed number of queries: the run list's sparklines."""
+    if not runs:
+        return {}
+    attempts = Attempt.objects.for_team(runs[0].team_id).filter(run__in=runs).order_by("number")
+    by_run: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        by_run[attempt.run_id].append(attempt)
+    rows = Series.objects.for_team(runs[0].team_id).filter(attempt__run__in=runs, name=name)
+    keys = dict(rows.values_list("attempt_id", "pk"))
+    stored = _read_rows(runs[0], list(keys.values()), "step", None, None)
+    found: dict[int, dict[str, Any]] = {}
+    for run, mine in by_run.items():
+        starts = successor_starts(mine)
+        parts = [_segment(attempt, starts[attempt.pk], stored.get(keys.get(attempt.pk, -1), (0, empty()))) for attempt in mine]
+        if kept := [part for part in parts if len(part.rows)]:
+            found[run] = _columns(kept, "step", buckets)
+    return found
 
 
 def names(run: Run) -> list[str]:
@@ -104,12 +124,16 @@ def _segments(run: Run, wanted: list[str], x: Axis, lo: float | None, hi: float 
     found: dict[str, list[Segment]] = {}
     for name in dict.fromkeys(wanted):
         for attempt in attempts:
-            level, part = stored.get(by_key.get((name, attempt.pk), -1), (0, empty()))
-            if len(part):
-                start = starts[attempt.pk]
-                faint = np.zeros(len(part), dtype=bool) if start is None else part.step0 > start
-                found.setdefault(name, []).append(Segment(attempt.number, part, faint, level))
+            part = _segment(attempt, starts[attempt.pk], stored.get(by_key.get((name, attempt.pk), -1), (0, empty())))
+            if len(part.rows):
+                found.setdefault(name, []).append(part)
     return found
+
+
+def _segment(attempt: Attempt, last_kept: int | None, stored: tuple[int, Rows]) -> Segment:
+    level, rows = stored
+    faint = np.zeros(len(rows), dtype=bool) if last_kept is None else rows.step0 > last_kept
+    return Segment(attempt.number, rows, faint, level)
 
 
 def _read_rows(run: Run, series: list[int], x: Axis, lo: float | None, hi: float | None) -> dict[int, tuple[int, Rows]]:

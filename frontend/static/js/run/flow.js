@@ -2,6 +2,7 @@
 // Geometry is data: one layout for wide screens, one for narrow ones. Numbers are written by `update`, never the shapes.
 import { bytes, count, rate, seconds, short } from "../format.js";
 import { byId, el, setAttribute, setText, svg } from "./dom.js";
+import { average, isOver } from "./head.js";
 
 const WIDE = {
   view: [1160, 300], engine: [10, 24, 330, 196], tank: [490, 24, 180, 196], trainer: [820, 24, 330, 196],
@@ -140,6 +141,7 @@ export class Flow {
     });
     this.drawTank(buffer.depth ?? 0, buffer.capacity ?? 0);
     this.words(state, flow, buffer);
+    if (state && isOver(run)) this.rest(buffer);
     this.edges(live, flow);
     this.pulse();
   }
@@ -174,6 +176,23 @@ export class Flow {
     setText(part.syncLabel, sync.count ? sentence : "Weight sync");
   }
 
+  // A run that is over has no rates of the moment: the pools rest, and what is shown is the average of the whole attempt.
+  rest(buffer) {
+    const { part, store } = this;
+    const mean = average(store);
+    const words = mean === null ? "–" : `${short(mean)} samples/s`;
+    setText(part.engineSub, "at rest");
+    setText(part.engineBig, "–");
+    setText(part.engineMore, "");
+    setText(part.tankSub, buffer.depth ? `${buffer.unit || "group"}s left` : "empty");
+    setText(part.trainerBig, words);
+    setText(part.trainerMore, mean === null ? "" : "trained, average of the run");
+    setText(part.trainBarText, "at rest");
+    setAttribute(part.trainBar, "width", 0);
+    setText(part.generateLabel, "–");
+    setText(part.trainLabel, "–");
+  }
+
   edges(live, flow) {
     const { part } = this;
     const held = live ? HELD[flow.throttle] : undefined;
@@ -199,7 +218,7 @@ export class Flow {
   say(live, held) {
     const { state, run } = this.store;
     let words = "No data yet.";
-    if (state && !live) words = `The last state before the run ${run?.state === "succeeded" ? "finished" : "ended"}.`;
+    if (state && !live) words = isOver(run) ? "The run is over and both pools are at rest." : "No data yet.";
     else if (state && held) words = `Held back now: ${held[1]}.`;
     else if (state) words = "Nothing holds the flow back.";
     setText(byId("flow-words"), words);

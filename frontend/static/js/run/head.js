@@ -39,6 +39,10 @@ export function drawHead(store) {
     cancel.hidden = over || run.state === "stopping";
     byId("resume-form").hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
   }
+  for (const form of document.querySelectorAll("[data-steer]")) form.hidden = !["launching", "running"].includes(run.state);
+  const stop = byId("stop-button");
+  if (stop && run.control?.stop_after_step) stop.form.hidden = true;
+  drawAsked(store, over);
   const total = state?.steps_total ?? run.steps_total;
   // The last state may be from before the last step's end.
   const step = state === null ? null : Math.max(state.step, store.finished?.step ?? 0);
@@ -48,7 +52,8 @@ export function drawHead(store) {
   vital("reward", latest.has("reward/mean") ? fixed(latest.get("reward/mean"), 2) : null, "last step");
   const held = store.evaluations.length ? store.evaluations[store.evaluations.length - 1] : null;
   vital("heldout", held ? fixed(held.mean, 2) : null, held ? `at v${held.version}, n ${held.n}` : "");
-  vital("samples", latest.has("throughput/samples_per_s") ? short(latest.get("throughput/samples_per_s")) : null, "trained");
+  const perSecond = over ? average(store) : latest.get("throughput/samples_per_s") ?? null;
+  vital("samples", perSecond === null ? null : short(perSecond), over ? "on average" : "trained");
   vital("lag", state?.lag && state.lag.mean !== null && state.lag.mean !== undefined ? `${fixed(state.lag.mean, 1)} / ${count(state.lag.max)}` : null, "versions");
   const pause = state?.sync?.count ? state.sync.last_pause_s : null;
   vital("pause", pause === null || pause === undefined ? null : seconds(pause), "last sync");
@@ -57,6 +62,42 @@ export function drawHead(store) {
   vital("left", over ? "over" : remaining(store, step, total), "");
   drawStartup(store, step);
   drawFailure(store);
+}
+
+// Samples trained a second over the whole attempt; null before anything was trained.
+export function average({ state }) {
+  const { trained } = state?.samples || {};
+  const wall = state?.time?.wall_s;
+  return trained > 0 && wall > 0 ? trained / wall : null;
+}
+
+// What was asked of the driver and not seen done yet, and whether the run has gone quiet.
+const QUIET_S = 15;
+function drawAsked(store, over) {
+  const { run, checkpoint } = store;
+  const asked = [];
+  const times = run.control?.checkpoint_now ?? 0;
+  store.asked ??= { times, checkpoint: checkpoint?.seq };
+  if (!over && run.control?.stop_after_step) asked.push("The run ends after the step it is in, as asked.");
+  if (!over && times > 0 && checkpoint && checkpoint.seq !== store.asked.checkpoint) asked.push(`A checkpoint of step ${checkpoint.step} is written.`);
+  const box = byId("run-asked");
+  box.hidden = !asked.length;
+  setText(box, asked.join(" "));
+  const quiet = byId("run-quiet");
+  const silent = quietFor(store);
+  quiet.hidden = !["running", "stopping"].includes(run.state) || silent === null || silent < QUIET_S;
+  if (!quiet.hidden) setText(quiet, `Nothing heard from the run for ${duration(silent)}. The figures below are the last it sent.`);
+}
+
+// Seconds since the run last spoke: by the server's clock where it says so, else by the two clocks; an event restarts the count.
+export function quietFor(store) {
+  const { attempt, heardAt } = store;
+  if (heardAt === undefined) return null;
+  const told = attempt?.heartbeat_age_s ?? (attempt?.heartbeat ? (store.askedAt - Date.parse(attempt.heartbeat)) / 1000 : null);
+  const since = (Date.now() - heardAt) / 1000;
+  if (told === null || told === undefined) return null;
+  const byServer = Math.max(0, told) + (Date.now() - store.askedAt) / 1000;
+  return Math.min(byServer, store.spoke ? since : Infinity);
 }
 
 function remaining(store, step, total) {
@@ -75,8 +116,11 @@ function drawStartup(store, step) {
   if (box.hidden) return;
   const row = (state, name, detail, done) => el("li", { class: state }, el("span", { class: "tick", "aria-hidden": "true" }, state === "done" ? "✓" : ""), el("strong", {}, name),
     el("span", { class: "detail" }, detail || ""), state === "now" && typeof done === "number" ? el("progress", { max: 1, value: done, "aria-label": name }) : el("span", {}));
-  const rows = [row(store.run.state === "queued" ? "now" : "done", "queued", "waiting for a worker to take it")];
-  if (store.run.state !== "queued") rows.push(row(store.run.state === "launching" ? "now" : "done", "launching", "the job is handed to the cluster"));
+  const { exit_cause: refused } = store.attempt || {};
+  const words = refused?.message ? `not taken yet: ${refused.message}${refused.cure ? ` (${refused.cure})` : ""}; it is tried again` : null;
+  const queued = store.run.state === "queued";
+  const rows = [row(queued ? "now" : "done", "queued", (queued && words) || "waiting for a worker to take it")];
+  if (!queued) rows.push(row(waiting ? "now" : "done", "launching", (waiting && words) || "the job is handed to the cluster"));
   store.phases.forEach((phase, index) => {
     const last = index === store.phases.length - 1;
     const done = phase.done === 1 || !last;
@@ -118,9 +162,11 @@ function pairs(value, prefix = "") {
 }
 
 export function drawDetails(store) {
-  const rows = pairs(store.provenance).filter(([, value]) => value !== null && value !== "" && value !== undefined);
-  const facts = store.attempt ? [["attempt", `${store.attempt.number} (${store.attempt.public_id})`], ["events stored", count(store.attempt.ingested_through)]] : [];
-  if (store.checkpoint) facts.push(["last checkpoint", `step ${store.checkpoint.step}, v${store.checkpoint.version}: ${store.checkpoint.path}`]);
+  const shown = store.shown;
+  const rows = pairs(shown ? shown.provenance : store.provenance).filter(([, value]) => value !== null && value !== "" && value !== undefined);
+  const attempt = shown ? store.attempts.find((row) => row.number === shown.number) : store.attempt;
+  const facts = attempt ? [["attempt", `${attempt.number} (${attempt.public_id})`], ["events stored", count(attempt.ingested_through)]] : [];
+  if (store.checkpoint && !shown) facts.push(["last checkpoint", `step ${store.checkpoint.step}, v${store.checkpoint.version}: ${store.checkpoint.path}`]);
   byId("panel-provenance").replaceChildren(
     rows.length || facts.length ? el("dl", { class: "provenance" }, [...facts, ...rows].flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])) : el("p", { class: "none" }, "no data yet"));
   const moves = store.transitions.map((move) => el("tr", {}, el("td", {}, when(new Date(move.at))), el("td", {}, move.from, " → ", el("strong", {}, move.to)), el("td", {}, move.actor), el("td", {}, move.cause?.message || "–")));

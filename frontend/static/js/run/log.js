@@ -25,8 +25,12 @@ export class Log {
   }
 
   emptyWords() {
-    if (this.store.logs.length) return "No line of this level.";
-    return this.store.finished ? "The attempt wrote no log lines." : "no data yet";
+    if (this.lines().length) return "No line of this level.";
+    return this.store.finished || this.store.shown ? "The attempt wrote no log lines." : "no data yet";
+  }
+
+  lines() {
+    return this.store.shown ? this.store.shown.logs : this.store.logs;
   }
 
   setFollow(follow) {
@@ -37,7 +41,7 @@ export class Log {
 
   draw(forced = false) {
     const least = RANK[this.level.value];
-    const lines = this.store.logs.filter((line) => RANK[line.level] >= least).slice(-SHOWN);
+    const lines = this.lines().filter((line) => RANK[line.level] >= least).slice(-SHOWN);
     const last = lines.length ? lines[lines.length - 1].seq : 0;
     if (!forced && last === this.last && lines.length === this.count) return;
     this.last = last;

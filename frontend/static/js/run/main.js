@@ -1,13 +1,14 @@
 // The run page: load what is stored, join the live link, draw what changed at most a few times a second.
+import { Attempts } from "./attempts.js";
 import { byId, throttled } from "./dom.js";
 import { Charts } from "./charts.js";
 import { Flow } from "./flow.js";
-import { drawDetails, drawHead, isOver, startOf } from "./head.js";
+import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
 import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
 import { Log } from "./log.js";
 import { Samples } from "./samples.js";
 import { Link } from "./socket.js";
-import { applyEvent, applyRun, emptyStore, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
+import { applyEvent, applyRun, emptyStore, heard, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
 
 const page = JSON.parse(byId("page-data").textContent);
 const base = `/runs/${page.run}/`;
@@ -17,6 +18,10 @@ const charts = new Charts(page.charts, store, () => startOf(store));
 const flow = new Flow(byId("flow"), store);
 const samples = new Samples(base, store);
 const log = new Log(store);
+const attempts = new Attempts(get, store, () => {
+  log.draw(true);
+  draw.details();
+});
 
 const draw = {
   head: throttled(() => drawHead(store), 250),
@@ -29,7 +34,10 @@ const draw = {
   }, 500),
   samples: throttled(() => samples.draw(), 1500),
   log: throttled(() => log.draw(), 300),
-  details: throttled(() => drawDetails(store), 1000),
+  details: throttled(() => {
+    attempts.draw();
+    drawDetails(store);
+  }, 1000),
 };
 const drawAll = () => Object.values(draw).forEach((request) => request());
 
@@ -41,6 +49,8 @@ const TOUCHES = {
 
 function onEvents(events) {
   const touched = new Set();
+  store.heardAt = Date.now();
+  store.spoke = true;
   for (const event of events) {
     const kind = applyEvent(store, event);
     for (const part of TOUCHES[kind] || []) touched.add(part);
@@ -80,6 +90,32 @@ function status(word, detail) {
   mark.textContent = detail || { live: "live", waiting: "connecting" }[word] || word;
 }
 
+let triedAt = Date.now();
+// Transitions, causes, attempts and heartbeats come from the database.
+function askAgain() {
+  triedAt = Date.now();
+  get("snapshot.json")
+    .then((snapshot) => {
+      store.run = snapshot.run;
+      store.transitions = snapshot.transitions || [];
+      if (snapshot.attempt && snapshot.attempt.number !== store.attempt?.number) return restart();
+      store.attempt = snapshot.attempt || store.attempt;
+      store.attempts = snapshot.attempts || store.attempts;
+      heard(store);
+      store.spoke = false;
+      return drawAll();
+    })
+    .catch((error) => console.warn("The run's state is not fresh:", error.message));
+}
+
+// A run that waits or has gone quiet sends nothing by which the page could learn why.
+function watchQuiet() {
+  if (document.hidden || !store.run || isOver(store.run)) return;
+  const waits = ["queued", "launching"].includes(store.run.state);
+  const asked = (Date.now() - triedAt) / 1000;
+  if ((waits && asked > 4) || ((quietFor(store) ?? 0) > 10 && asked > 8)) askAgain();
+}
+
 let reloading = null;
 function restart() {
   reloading ||= load()
@@ -93,16 +129,7 @@ const link = new Link(base, `/ws/runs/${page.run}/`, {
   events: onEvents,
   run: (change) => {
     applyRun(store, change);
-    // Transitions, causes and attempts come from the database.
-    get("snapshot.json")
-      .then((snapshot) => {
-        store.run = snapshot.run;
-        store.transitions = snapshot.transitions || [];
-        if (snapshot.attempt && snapshot.attempt.number !== store.attempt?.number) return restart();
-        store.attempt = snapshot.attempt || store.attempt;
-        return drawAll();
-      })
-      .catch((error) => console.warn("The run's state is not fresh:", error.message));
+    askAgain();
     drawAll();
   },
   restart,
@@ -142,6 +169,7 @@ function bindControls() {
 bindControls();
 document.addEventListener("visibilitychange", () => !document.hidden && drawAll());
 setInterval(draw.head, 1000);
+setInterval(watchQuiet, 2000);
 status("waiting");
 (async function begin() {
   for (let wait = 1000; ; wait = Math.min(15000, wait * 2)) {

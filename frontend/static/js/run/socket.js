@@ -43,11 +43,20 @@ export class Link {
       if (frame.attempt > attempt) this.hooks.restart();
       return undefined;
     }
-    if (frame.gap) return this.fill();
+    if (frame.gap) return this.refill();
     if (frame.last <= seq) return undefined;
-    if (this.filling || frame.first > seq + 1) return this.fill();
+    if (this.filling || frame.first > seq + 1) return this.refill();
     this.hooks.events(frame.events);
     return undefined;
+  }
+
+  // What could not be fetched now is fetched after a new connection: events after a hole are never applied.
+  refill() {
+    const { socket } = this;
+    return this.fill().catch((error) => {
+      console.warn("Missing events could not be fetched:", error.message);
+      socket.close();
+    });
   }
 
   // One refetch at a time; a call during one runs again after it, so nothing announced meanwhile is forgotten.
@@ -60,7 +69,7 @@ export class Link {
       this.filling = null;
       if (this.again) {
         this.again = false;
-        this.fill().catch((error) => console.warn("Missing events could not be fetched:", error.message));
+        this.refill();
       }
     });
     return this.filling;

@@ -13,6 +13,12 @@ export function emptyStore() {
   };
 }
 
+// When the server was last asked, and when the run was last heard.
+export function heard(store) {
+  store.askedAt = Date.now();
+  store.heardAt = Date.now();
+}
+
 export function takeSnapshot(store, data) {
   const { attempt } = data;
   Object.assign(store, {
@@ -20,6 +26,8 @@ export function takeSnapshot(store, data) {
     samples: data.samples || [], logs: data.logs || [], evaluations: data.evaluations || [], syncs: data.syncs || [],
     transitions: data.transitions || [], provenance: data.provenance || {}, checkpoint: data.checkpoint || null, finished: data.finished || null,
   });
+  heard(store);
+  store.spoke = false;
   store.phases = data.phase ? [data.phase] : [];
   store.snapshotSeq = attempt ? attempt.ingested_through : 0;
 }
