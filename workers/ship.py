@@ -166,7 +166,7 @@ class Shipper:
     def ask(self) -> None:
         """Called when there was nothing to send for a while: fetches the mark, and with it the server's wishes."""
         self._heard_at = time.monotonic()
-        reply = self._request("GET", "mark")
+        reply = self._request("GET", "mark", params=self._query)
         if reply.status_code == 404:
             return  # a server that has no such route; its wishes ride on the next batch
         answer = self._answer(reply)
@@ -288,7 +288,7 @@ class Shipper:
         self._place = Place()
 
     def _go_on_at_the_mark(self) -> None:
-        reply = self._request("GET", "mark")
+        reply = self._request("GET", "mark", params=self._query)
         if reply.status_code == 404:
             return  # a server that has no such route; what it holds is sent again and trimmed there
         mark = self._answer(reply).ingested_through

@@ -34,6 +34,7 @@ class Server(ThreadingHTTPServer):
         self.events: list[dict[str, Any]] = []
         self.posts = 0
         self.asked = 0
+        self.replays = 0
         self.control: dict[str, Any] | None = {}
         self.refuse: Callable[[dict[str, Any]], Answer | None] = lambda batch: None
         self.refuse_mark: Answer | None = None
@@ -78,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked += 1
+        self.server.replays += "replay=1" in self.path
         self._say(*(self.server.refuse_mark or (200, self.server.mark())))
 
     def _say(self, status: int, content: Any) -> None:
@@ -179,6 +181,7 @@ def test_a_line_that_cannot_be_read_is_given_up_only_when_nobody_writes_it_any_m
     with pytest.raises(Blocked, match="other content"):
         shipper(server, tmp_path).ship_all()
     assert shipper(server, tmp_path, replay=True).ship_all() == 0
+    assert server.asked == server.replays == 1
 
 
 def test_the_true_event_stays_where_only_a_note_could_be_sent(server: Server, tmp_path: Path) -> None:
