@@ -14,6 +14,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from django.db import connection
 from django.utils import timezone
 
 from headrace.dispatch import remains
@@ -51,6 +52,10 @@ class RayDouble(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if "submission_id" in body:
             self.told["submitted"].append((body["submission_id"], body["entrypoint"]))
+            self.told.get("meanwhile", lambda: None)()
+            connection.close()
+        elif self.path.endswith("/stop"):
+            self.told["stopped"].append(self.path)
         self.answer(self.told["code"], {"error": self.told.get("error", "")})
 
     def log_message(self, *args: Any) -> None:

@@ -154,6 +154,19 @@ def test_uploads_are_left_alone_by_a_shutdown(run: Run) -> None:
     assert uploaded.state == RunState.RUNNING and not uploaded.control["cancel"]
 
 
+def test_an_upload_that_was_cancelled_is_settled(run: Run) -> None:
+    uploaded, attempt, _ = services.create_upload(team=run.team, user=None, data={"preset": "demo"}, name="u", idempotency_key="u")
+    lifecycle.attempt_started(attempt)
+    services.cancel_run(uploaded, None)
+    with lifecycle_writes():
+        Run.unscoped.filter(pk=uploaded.pk).update(state_since=timezone.now() - timedelta(seconds=9))
+    reconciler = Reconciler()
+    assert reconciler.lease.acquire()
+    reconciler.once()
+    uploaded.refresh_from_db()
+    assert uploaded.state == RunState.CANCELLED
+
+
 def test_daily_chores(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = run.attempts.get()
     there = tmp_path / "there"

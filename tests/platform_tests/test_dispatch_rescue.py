@@ -53,7 +53,7 @@ def reconciler() -> Reconciler:
 @pytest.fixture
 def ray(settings: Any, team: Team) -> Iterator[dict[str, Any]]:
     """What Ray answers (`status` for every job, `code` for every wish), and the jobs it was given."""
-    told: dict[str, Any] = {"status": ABSENT, "submitted": [], "code": 200}
+    told: dict[str, Any] = {"status": ABSENT, "submitted": [], "stopped": [], "code": 200}
     with serve_ray(told) as address:
         settings.RAY_ADDRESS = address
         yield told
@@ -102,6 +102,15 @@ def test_what_ray_says_is_kept_and_becomes_the_cause(run: Run, reconciler: Recon
     reconciler.once()
     run.refresh_from_db()
     assert run.state == RunState.FAILED and "no space left" in run.outcome_cause["message"]
+
+
+def test_a_job_that_ray_takes_after_a_cancel_is_stopped(run: Run, ray: dict[str, Any]) -> None:
+    attempt = run.attempts.get()
+    ray["meanwhile"] = lambda: stopping.settle_cancelled(run, "test", "it was cancelled while Ray was asked")
+    launcher.launch_attempt(attempt.public_id)
+    run.refresh_from_db()
+    assert run.state == RunState.CANCELLED
+    assert ray["stopped"] == [f"/api/jobs/run-{run.public_id}-1/stop"]
 
 
 def test_a_job_that_was_never_submitted_is_not_lost(run: Run, reconciler: Reconciler, ray: dict[str, Any]) -> None:

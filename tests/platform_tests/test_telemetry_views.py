@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from headrace.experiments import lifecycle
+from headrace.experiments.models import Attempt
 from headrace.teams.models import Membership, User
 from tests.platform_tests.telemetry_rig import SAMPLE, STATE, Rig, metric, new_rig, push
 
@@ -82,6 +86,16 @@ def test_the_snapshot_is_what_the_page_shows_first(rig: Rig, member: Client) -> 
     assert [line["message"] for line in got["logs"]] == ["one", "two"]
     assert got["samples"][0]["prompt"] == "What is 2 + 2?" and got["provenance"]["torch"] == "2.13"
     assert [row["to"] for row in got["transitions"]] == ["running"]
+    assert 0 <= got["attempt"]["heartbeat_age_s"] < 60 and got["attempt"]["silent"] is False
+
+
+def test_the_snapshot_says_when_an_attempt_is_silent(rig: Rig, member: Client) -> None:
+    Attempt.unscoped.filter(pk=rig.attempt.pk).update(heartbeat_at=timezone.now() - timedelta(minutes=2))
+    got = fetch(member, rig, "snapshot.json").json()["attempt"]
+    assert 115 < got["heartbeat_age_s"] < 180 and got["silent"] is True
+    lifecycle.attempt_finished(rig.attempt, "lost", cause="silent")
+    got = fetch(member, rig, "snapshot.json").json()["attempt"]
+    assert got["heartbeat_age_s"] is None and got["silent"] is False
 
 
 def test_events_fill_a_gap_without_heavy_columns(rig: Rig, member: Client) -> None:

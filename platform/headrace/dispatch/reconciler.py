@@ -67,8 +67,8 @@ class Reconciler:
         """One pass, with the lease held."""
         self._watch_ingest()
         now = timezone.now()
-        stopping_since = Run.unscoped.filter(state=RunState.STOPPING, state_since__lt=now - CANCEL_GRACE)
-        self._each("the cancel", stopping_since.exclude(source=Run.Source.UPLOAD), self._force_cancel)
+        deaf = Run.unscoped.filter(state=RunState.STOPPING, state_since__lt=now - CANCEL_GRACE)
+        self._each("the cancel", deaf, self._force_cancel)
         self._each("the launch", self._attempts(RunState.QUEUED, now - MESSAGE_LOST_AFTER), self._launch)
         claimed = self._attempts(RunState.LAUNCHING, now - CLAIM_STALE_AFTER).filter(state=AttemptState.PENDING)
         self._each("the repeated launch", claimed, self._launch_again)
