@@ -210,7 +210,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme:
     driver.started()
     driver.step(1, reward=0.4, completion="a" * 300)
     page.emulate_media(color_scheme=scheme)
-    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", "/account/", "/help/axes/", "/nothing/"):
+    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", f"/runs/{run}/edit/", "/account/", "/team/", "/help/axes/", "/nothing/"):
         page.goto(path)
         if run in path:
             expect(page.locator("#flow")).to_contain_text("5 / 16")
@@ -233,7 +233,9 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         "/runs/new/",
         f"/runs/new/?clone={run}&fix=optimizer.learning_rate",
         f"/runs/{run}/",
+        f"/runs/{run}/edit/",
         "/account/",
+        "/team/",
         "/help/axes/",
         "/nothing/",
     ):

@@ -100,3 +100,34 @@ def test_the_team_in_view_is_chosen(browser: Client, ada: User, team: Team, othe
     assert theirs.public_id in page and mine.public_id not in page
     assert 'href="/runs/new/"' not in page
     assert browser.get("/account/team/").status_code == 405
+
+
+def test_owners_decide_who_is_in_the_team(client: Client, team: Team, member: Callable[..., User]) -> None:
+    owner, newcomer = member(team, Role.OWNER), member(None)
+    client.force_login(owner)
+    assert "has an account" in client.post("/team/", {"email": "nobody@example.org", "role": "member"}).content.decode()
+    assert client.post("/team/", {"email": newcomer.email.upper(), "role": "viewer"})["Location"] == "/team/"
+    assert Membership.objects.for_team(team).get(user=newcomer).role == Role.VIEWER
+    assert newcomer.email in client.get("/team/").content.decode()
+    assert "needs an owner" in client.post("/team/", {"email": owner.email, "role": "viewer"}, follow=True).content.decode()
+    assert "needs an owner" in client.post("/team/", {"remove": owner.public_id}, follow=True).content.decode()
+    client.post("/team/", {"remove": newcomer.public_id})
+    assert not Membership.objects.for_team(team).filter(user=newcomer).exists()
+    assert client.post("/team/", {"remove": newcomer.public_id}).status_code == 404
+
+
+def test_others_see_the_members_and_change_none(browser: Client, ada: User) -> None:
+    page = browser.get("/team/").content.decode()
+    assert ada.email in page and "Save member" not in page
+    assert browser.post("/team/", {"email": ada.email, "role": "owner"}).status_code == 403
+    assert browser.post("/team/", {"remove": ada.public_id}).status_code == 403
+
+
+def test_the_admin_shows_members_and_writes_none(client: Client, team: Team, member: Callable[..., User]) -> None:
+    admin = member(team, Role.OWNER, is_staff=True, is_superuser=True)
+    client.force_login(admin)
+    page = client.get(f"/admin/teams/team/{team.pk}/change/").content.decode()
+    assert "owner" in page.lower() and 'name="memberships-0-role"' not in page
+    nothing = {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    assert client.post("/admin/teams/team/add/", {"name": "New", "slug": "new", **nothing}).status_code == 302
+    assert Membership.objects.for_team(Team.objects.get(slug="new")).get().user == admin

@@ -1,7 +1,10 @@
+from typing import Any
+
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as BaseUserAdmin
 from django.http import HttpRequest
 
+from headrace.teams import services
 from headrace.teams.models import ApiToken, AuditEvent, Membership, SetupLink, Team, User
 
 
@@ -34,9 +37,19 @@ class UserAdmin(BaseUserAdmin):
 
 
 class MembershipInline(admin.TabularInline):
+    """Shown only: members are changed on the team's page, where the rules of the services and the audit trail hold."""
+
     model = Membership
     extra = 0
-    autocomplete_fields = ("user",)
+
+    def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
 
 
 @admin.register(Team)
@@ -44,6 +57,11 @@ class TeamAdmin(admin.ModelAdmin):
     list_display = ("name", "slug", "created_at")
     readonly_fields = ("public_id", "created_at")
     inlines = (MembershipInline,)
+
+    def save_model(self, request: HttpRequest, obj: Team, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if not change and isinstance(request.user, User):
+            services.own_new_team(by=request.user, team=obj)
 
 
 @admin.register(ApiToken)

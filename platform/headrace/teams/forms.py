@@ -8,7 +8,7 @@ from django import forms
 from django.contrib.auth import password_validation
 from django.contrib.auth.forms import AuthenticationForm
 
-from headrace.teams.models import ApiToken
+from headrace.teams.models import ApiToken, Role, User
 
 
 def _input(kind: type[forms.Widget], **attrs: Any) -> forms.Widget:
@@ -83,3 +83,21 @@ class TokenForm(forms.Form):
         help_text="After that it stops by itself.",
         widget=_input(forms.Select),
     )
+
+
+class MemberForm(forms.Form):
+    """Somebody who has an account, and the role they get; who is in the team already changes role."""
+
+    email = forms.EmailField(
+        label="E-mail",
+        max_length=254,
+        help_text="Of somebody who has an account here.",
+        widget=_input(forms.EmailInput, autocomplete="off"),
+    )
+    role = forms.ChoiceField(label="Role", choices=Role.choices, initial=Role.MEMBER, widget=_input(forms.Select))
+
+    def clean_email(self) -> User:
+        found = User.objects.filter(email__iexact=self.cleaned_data["email"].strip(), is_active=True).first()
+        if found is None:
+            raise forms.ValidationError("Nobody with this e-mail has an account. An administrator makes one under Admin.")
+        return found

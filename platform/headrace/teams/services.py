@@ -96,6 +96,15 @@ def set_member(*, by: User, team: Team, user: User, role: str) -> Membership:
 
 
 @transaction.atomic
+def own_new_team(*, by: User, team: Team) -> None:
+    """Called when an administrator has made a team: it begins with its maker as owner, who adds the others."""
+    if Membership.objects.for_team(team).exists():
+        raise NotAllowed("this team has members already", field="team", value=team.slug, cure="ask one of its owners")
+    Membership.objects.create(team=team, user=by, role=Role.OWNER)
+    audit.record("team.create", user=by, team=team, obj=team)
+
+
+@transaction.atomic
 def remove_member(*, by: User, team: Team, user: User) -> None:
     """Take somebody out of a team; their API tokens for it stop working at once."""
     require(by, "member.edit", team)

@@ -12,5 +12,6 @@ urlpatterns = [
     path("account/", views.account, name="account"),
     path("account/tokens/<str:public_id>/revoke/", views.revoke_token, name="revoke-token"),
     path("account/team/", views.choose_team, name="choose-team"),
+    path("team/", views.members, name="members"),
     path("logout/", views.Logout.as_view(), name="logout"),
 ]

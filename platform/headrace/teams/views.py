@@ -19,7 +19,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from headrace.teams import selectors, services
-from headrace.teams.forms import LoginForm, SetupForm, TokenForm
+from headrace.teams.forms import LoginForm, MemberForm, SetupForm, TokenForm
 from headrace.teams.models import Team, User
 from headrace.teams.policy import can
 
@@ -132,3 +132,40 @@ def choose_team(request: HttpRequest) -> HttpResponse:
         raise Http404("no such team")
     request.session[SESSION_TEAM] = team.public_id
     return redirect("/runs/")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def members(request: HttpRequest) -> HttpResponse:
+    """Who is in the team in view. Its owners add people who have an account, change roles and take people out."""
+    user: Any = request.user
+    team = current_team(request)
+    if team is None:
+        raise PermissionDenied("You are in no team yet. An owner of a team can add you.")
+    form = MemberForm(request.POST if request.method == "POST" and "email" in request.POST else None)
+    if request.method == "POST":
+        try:
+            done = _change_members(request, user, team, form)
+        except services.NotAllowed as fault:
+            if not can(user, "member.edit", team):
+                raise PermissionDenied(fault.message) from None
+            messages.error(request, f"{fault.message[:1].upper()}{fault.message[1:]}. To do: {fault.cure}.")
+            done = True
+        if done:
+            return redirect("/team/")
+    context = {"section": "team", "team": team, "members": selectors.members_of(team), "form": form, "may": can(user, "member.edit", team)}
+    return render(request, "account/members.html", context, status=422 if form.errors else 200)
+
+
+def _change_members(request: HttpRequest, user: User, team: Team, form: MemberForm) -> bool:
+    """Does what was posted. False: the form's faults are to be shown."""
+    services.require(user, "member.edit", team)
+    if "remove" in request.POST:
+        gone = selectors.members_of(team).filter(user__public_id=request.POST["remove"]).first()
+        if gone is None:
+            raise Http404("no such member")
+        services.remove_member(by=user, team=team, user=gone.user)
+        return True
+    if not form.is_valid():
+        return False
+    services.set_member(by=user, team=team, user=form.cleaned_data["email"], role=form.cleaned_data["role"])
+    return True
