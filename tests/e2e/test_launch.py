@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +15,11 @@ from django.utils import timezone
 
 from headrace.dispatch import launcher, remains, stopping
 from headrace.dispatch.ray_jobs import ABSENT, RayJobs, RayUnreachable
-from headrace.dispatch.reconciler import SILENT_AFTER, Reconciler
+from headrace.dispatch.reconciler import CLAIM_STALE_AFTER, SILENT_AFTER, Reconciler
 from headrace.dispatch.tasks import launch
-from headrace.experiments import services
+from headrace.experiments import lifecycle, services
 from headrace.experiments.models import Attempt, Project, Run
-from headrace.experiments.states import RunState
+from headrace.experiments.states import AttemptState, RunState
 from headrace.supervisor.layout import Layout
 from headrace.teams.models import Team
 from tests.e2e.conftest import wait_until
@@ -82,6 +83,28 @@ def test_two_messages_launch_one_job(on_ray: Layout, run: Run, sleeper: None) ->
     assert not stopping.stop_everything(run.public_id)
 
 
+def test_a_launcher_that_died_after_ray_took_the_job(on_ray: Layout, run: Run, sleeper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        """As SIGKILL: nothing after it runs."""
+
+    def killed(*args: object) -> None:
+        raise Killed
+
+    attempt = run.attempts.get()
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "attempt_submitted", killed)
+        with pytest.raises(Killed):
+            launcher.launch_attempt(attempt.public_id)
+    age(run, CLAIM_STALE_AFTER * 2)
+    reconciler = Reconciler()
+    assert reconciler.lease.acquire()
+    reconciler.once()
+    attempt.refresh_from_db()
+    assert attempt.state == AttemptState.SUBMITTED
+    assert len(jobs_named(on_ray, attempt.submission_id)) == 1, "Ray was asked twice and took it once"
+    assert not stopping.stop_everything(run.public_id)
+
+
 def test_the_reconciler_launches_what_a_lost_message_left(on_ray: Layout, run: Run, sleeper: None) -> None:
     reconciler = Reconciler()
     assert reconciler.lease.acquire()
@@ -108,7 +131,9 @@ def test_cancel_ends_a_driver_that_does_not_comply(on_ray: Layout, run: Run, sle
     run.refresh_from_db()
     assert run.state == RunState.STOPPING, "it has eight seconds to comply"
     age(run, timedelta(seconds=9))
+    begun = time.monotonic()
     reconciler.once()
+    assert time.monotonic() - begun < 8, "asked to go, killed, settled; nothing else is waited for"
     run.refresh_from_db()
     assert run.state == RunState.CANCELLED
     assert not segment.exists()
@@ -153,8 +178,6 @@ def test_ray_away_is_unknown_not_lost(on_ray: Layout, run: Run, sleeper: None, s
 
 def test_a_job_ray_does_not_know_is_lost(on_ray: Layout, run: Run) -> None:
     attempt = run.attempts.get()
-    from headrace.experiments import lifecycle
-
     lifecycle.transition(run, RunState.LAUNCHING)
     lifecycle.attempt_submitted(attempt, f"run-{run.public_id}-1")
     lifecycle.attempt_started(attempt)
