@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ EXIT_CODES = """exit codes:
 
 
 def say(*lines: str) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(lines).encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8") + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     except HeadraceError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_code)
+    except BrokenPipeError:  # whoever read the output has gone, as `| head` does; the run itself is done
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
 
 
 def _config(arguments: argparse.Namespace) -> RunConfig:
@@ -121,7 +125,9 @@ def _drive(config: RunConfig, out: Path, arguments: argparse.Namespace, resume_f
         return await Driver(config, out, attempt=attempt, resume_from=resume_from, on_events=line).run()
 
     summary = asyncio.run(drive())
-    say(f"done: {summary['steps']} steps, reward {summary['reward_first']:.3f} -> {summary['reward_last']:.3f}; see {out / 'summary.json'}")
+    first, last = summary["reward_first"], summary["reward_last"]
+    learnt = "" if first is None else f", reward {first:.3f} -> {last:.3f}"
+    say(f"done: {summary['steps']} steps{learnt}; see {out / 'summary.json'}")
     return ExitCode.OK
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from workers.background import in_background
 from workers.checkpoint import Checkpoint, Checkpoints
 from workers.clock import WallClock
 from workers.contract.config import RunConfig
-from workers.contract.errors import Cancelled, CheckpointError, Fenced, HeadraceError
+from workers.contract.errors import Cancelled, CheckpointError, EngineError, Fenced, HeadraceError
 from workers.contract.events import Control
 from workers.emit import Emitter
 from workers.environments.base import Environment
@@ -72,7 +73,8 @@ class Driver:
         if resume_from is not None:
             self._restored, faults = resume.find(resume_from, config)
         claim(out, config, resume=resume_from == out)
-        self.emit = Emitter(out / "spool")
+        self._broken = asyncio.Event()  # set when the spool met a fault that no retry cures
+        self.emit = Emitter(out / "spool", on_fatal=self._spool_failed(asyncio.get_running_loop()))
         if on_events is not None:
             self.emit.listeners.append(on_events)
         for fault in faults:
@@ -99,17 +101,22 @@ class Driver:
         )
         work = asyncio.create_task(self._attempt(orchestration))
         cancel = asyncio.create_task(self._cancel.wait())
+        broken = asyncio.create_task(self._broken.wait())
         follow = asyncio.create_task(self._follow_logs())
         error: BaseException | None = None
         try:
-            await asyncio.wait({work, cancel}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, cancel, broken}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 error = await self._cancelled(work)
+                if broken.done():
+                    error = EngineError(
+                        f"the spool failed: {self.emit.fatal}", field="spool", cure="see the log; resume from the last checkpoint"
+                    )
             else:
                 error = first_cause(work.exception())
         finally:
-            cancel.cancel()
-            follow.cancel()
+            for task in (cancel, broken, follow):
+                task.cancel()
             await orchestration.stop()
             sweep(self.run_id)  # a killed sender cannot unlink its own
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -215,7 +222,7 @@ class Driver:
         return Fenced("a newer attempt took over") if self._fenced else Cancelled("cancelled on request")
 
     def _finish(self, error: BaseException | None) -> dict[str, Any]:
-        self._logs.look()
+        self._logs.look(last=True)
         outcome = "cancelled" if isinstance(error, Cancelled | Fenced) else "failed" if error else "succeeded"
         summary = summarise(self.config, self.progress, self.samples, self.time, outcome)
         summary["evaluations"] = self.progress.evaluations
@@ -234,9 +241,10 @@ class Driver:
         if error is not None:
             self.emit.log("error" if outcome == "failed" else "warning", str(error))
         self.emit.emit("finished", {"outcome": outcome, "cause": cause, "log_tail": log_tail(self.out / "logs"), "summary": summary})
-        self.emit.close()
-        if self._shipper is not None:
-            self._shipper.stop()
+        if not self.emit.close():
+            sys.stderr.write(f"error: events {self.emit.durable_seq + 1} to {self.emit.last_seq} are not on disk: {self.emit.error}\n")
+        if self._shipper is not None and not self._shipper.stop():
+            sys.stderr.write("note: not every event was sent; they wait in the spool for `ship`\n")
         if error is not None:
             raise error
         return summary
@@ -251,10 +259,22 @@ class Driver:
             self._stop_after_step = self._stop_after_step or control.stop_after_step
             self._saves_wished = max(self._saves_wished, control.checkpoint_now)
 
-        shipper = Shipper(attempt, self.out / "spool", wish)
+        shipper = Shipper(
+            attempt,
+            self.out / "spool",
+            wish,
+            durable=lambda: self.emit.durable_seq,
+            on_trouble=lambda message: self.emit.log("warning", message, "shipper"),
+        )
         self.emit.listeners.append(shipper.wake)
         shipper.start()
         return shipper
+
+    def _spool_failed(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
+        def tell(_error: Exception) -> None:  # called on the spool's thread
+            loop.call_soon_threadsafe(self._broken.set)
+
+        return tell
 
     def _tell_of_data(self, message: str) -> None:
         self.emit.log("warning", message, "environment")
