@@ -157,7 +157,7 @@ class Driver:
         self.emit.phase("running", "the flow has started", 1.0)
         self._last_parts = parts
         flow = asyncio.create_task(Pipeline(parts).run())
-        watch = asyncio.create_task(orchestration.failure())
+        watch = asyncio.create_task(orchestration.failure(parts.pool.lost))
         try:
             await asyncio.wait({flow, watch}, return_when=asyncio.FIRST_COMPLETED)
             # A dead process is the first cause, whatever the flow met because of it.
@@ -174,7 +174,7 @@ class Driver:
             clock=self._clock,
             environment=environment,
             scorer=ThreadScorer(environment, config.rewards.timeout_s),
-            pool=Pool(pools.generators, config.rollout.max_running, self.time),
+            pool=Pool(pools.generators, config.rollout.max_running, self.time, self._tell_of_loss),
             buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer),
             staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
             trainer=pools.trainer,
@@ -275,6 +275,9 @@ class Driver:
             loop.call_soon_threadsafe(self._broken.set)
 
         return tell
+
+    def _tell_of_loss(self, name: str, error: HeadraceError) -> None:
+        self.emit.log("error", f"{name} is lost, its requests are dispatched again elsewhere: {error}", "pool")
 
     def _tell_of_data(self, message: str) -> None:
         self.emit.log("warning", message, "environment")

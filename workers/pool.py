@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
+from workers.axes.orchestration.watch import answered, silence
+from workers.axes.orchestration.wire import copy_of
 from workers.contract.errors import EngineError
 from workers.ledger import TimeLedger
 from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
@@ -13,42 +17,88 @@ from workers.rollout.base import Generator
 
 # "slots_full" and "enough" are no waits: the engines are busy, or what is under way suffices for the rest of the run.
 Blocked = Literal["wait_buffer_full", "wait_depth_bound", "slots_full", "enough"]
+STATUS_PATIENCE_S = 30.0
 _WAITS = ("wait_buffer_full", "wait_depth_bound", "enough")
+T = TypeVar("T")
 
 
 class Pool:
-    """Engines by lane name. `blocked` says why nothing is being dispatched, None while dispatch is open."""
+    """The living engines by lane name. `blocked` says why nothing is being dispatched, None while dispatch is open.
 
-    def __init__(self, engines: dict[str, Generator], slots: int, time: TimeLedger) -> None:
-        self.engines = engines
-        self.slots = slots * len(engines)
+    `on_lost(name, error)` is told once of each engine that leaves, before the error of the last one is raised.
+    """
+
+    def __init__(
+        self, engines: dict[str, Generator], slots: int, time: TimeLedger, on_lost: Callable[[str, EngineError], None] | None = None
+    ) -> None:
+        self.engines = dict(engines)
         self.versions = dict.fromkeys(engines, 0)
         self.statuses: dict[str, EngineStatus] = {}
         self._slots_each = slots
         self._time = time
+        self._on_lost = on_lost
+        self._down: dict[str, asyncio.Future[EngineError]] = {}
+        self._last_loss: EngineError | None = None
         self._train: Counter[str] = Counter()
         self._evaluation: Counter[str] = Counter()
         self._blocked: Blocked | None = None
 
     @property
+    def slots(self) -> int:
+        """Of the living engines together."""
+        return self._slots_each * len(self.engines)
+
+    @property
     def in_flight(self) -> int:
         return self._train.total()
 
+    def lost(self, name: str, error: EngineError) -> None:
+        """Called when an engine is dead or silent: it leaves the routing, its calls fail, and what they were to do is done elsewhere.
+
+        Called again for the same engine it does nothing. Raises `error` where no engine is left.
+        """
+        if self.engines.pop(name, None) is None:
+            return
+        self._last_loss = error
+        self.versions.pop(name, None)
+        if name in self.statuses:  # its totals stay, so that sums over the pool never fall
+            self.statuses[name] = replace(self.statuses[name], running=0, waiting=0, slots=0, rss=0)
+        self._time.set(name, {"down"})
+        if not self._down_future(name).done():
+            self._down_future(name).set_result(error)
+        if self._on_lost is not None:
+            self._on_lost(name, error)
+        if not self.engines:
+            raise copy_of(error)
+
     async def generate(self, request: SampleRequest) -> Rollout:
-        """Routes to the engine with the least work; an engine that fails has its request dispatched once more, elsewhere if it can."""
-        first = self._choose(None)
-        try:
-            return await self._generate_on(first, request)
-        except EngineError:
-            if len(self.engines) == 1:
-                raise
-            return await self._generate_on(self._choose(first), request)
+        """Routes to the engine with the least work.
+
+        A request is dispatched again when its engine dies, and once when a living engine fails it; never twice to the same.
+        """
+        tried: set[str] = set()
+        refused = 0
+        while True:
+            name = self._choose(tried)
+            tried.add(name)
+            try:
+                return await self._generate_on(name, request)
+            except EngineError as error:
+                refused += await self._lives(name, error)
+                if refused > 1 or not self.engines.keys() - tried:
+                    raise
 
     async def update(self, manifest: Manifest) -> dict[str, UpdateReport]:
-        """Hands a new version to every engine at once; returns when all serve it. The digest must agree on each."""
+        """Hands a new version to every engine at once; returns when all living ones serve it. The digest must agree on each."""
+        reports: dict[str, UpdateReport] = {}
 
-        async def one(name: str, engine: Generator) -> UpdateReport:
-            report = await engine.update(manifest)
+        async def one(name: str, engine: Generator) -> None:
+            try:
+                report = await self._until_down(name, engine.update(manifest))
+            except EngineError as error:
+                if await self._lives(name, error):
+                    raise
+                return
             if report.digest != manifest.digest or report.version != manifest.version:
                 raise EngineError(
                     f"engine {name} took version {report.version} with another digest than was published",
@@ -56,17 +106,19 @@ class Pool:
                     value=report.digest[:16],
                     cure="the old version still serves; see the trainer's log",
                 )
-            self.versions[name] = report.version
-            self._time.shift(name, "generate", "sync_pause", report.pause_s)
-            return report
+            if name in self.engines:
+                self.versions[name] = report.version
+                self._time.shift(name, "generate", "sync_pause", report.pause_s)
+                reports[name] = report
 
-        reports = await asyncio.gather(*(one(name, engine) for name, engine in self.engines.items()))
-        return dict(zip(self.engines, reports, strict=True))
+        await asyncio.gather(*(one(name, engine) for name, engine in list(self.engines.items())))
+        if not reports:
+            raise self._none_left()
+        return {name: reports[name] for name in sorted(reports)}
 
     async def refresh(self) -> None:
-        """Called about once a second: each engine's load and version."""
-        reports = await asyncio.gather(*(engine.status() for engine in self.engines.values()))
-        self.statuses = dict(zip(self.engines, reports, strict=True))
+        """Called about once a second: each engine's load and version. One that fails or is silent is lost; raises for the last."""
+        await asyncio.gather(*(self._look_at(name) for name in list(self.engines)))
 
     def block(self, reason: Blocked | None) -> None:
         if reason != self._blocked:
@@ -77,19 +129,66 @@ class Pool:
     def blocked(self) -> Blocked | None:
         return self._blocked
 
+    async def _look_at(self, name: str) -> None:
+        engine = self.engines[name]
+        try:
+            status = await answered(self._until_down(name, engine.status()), STATUS_PATIENCE_S)
+        except TimeoutError:
+            self.lost(name, silence(name, getattr(engine, "pid", None), STATUS_PATIENCE_S))
+        except EngineError as error:
+            self.lost(name, error)
+        else:
+            if name in self.engines:
+                self.statuses[name] = status
+
+    async def _lives(self, name: str, error: EngineError) -> bool:
+        """After a failed call: whether the engine still answers. One that does not is lost, for this reason; raises for the last."""
+        engine = self.engines.get(name)
+        if engine is None:
+            return False
+        try:
+            await answered(self._until_down(name, engine.status()), STATUS_PATIENCE_S)
+        except (EngineError, TimeoutError):
+            self.lost(name, error)
+        return name in self.engines
+
+    async def _until_down(self, name: str, call: Awaitable[T]) -> T:
+        """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers."""
+        work, down = asyncio.ensure_future(call), self._down_future(name)
+        both: set[asyncio.Future[Any]] = {work, down}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            raise copy_of(down.result())
+        finally:
+            work.cancel()
+
     async def _generate_on(self, name: str, request: SampleRequest) -> Rollout:
         counter = self._evaluation if request.purpose == "evaluation" else self._train
         counter[name] += 1
         self._retime()
         try:
-            return await self.engines[name].generate(request)
+            return await self._until_down(name, self.engines[name].generate(request))
         finally:
             counter[name] -= 1
             self._retime()
 
-    def _choose(self, avoid: str | None) -> str:
-        names = [name for name in self.engines if name != avoid]
+    def _choose(self, avoid: set[str]) -> str:
+        names = [name for name in self.engines if name not in avoid]
+        if not names:
+            raise self._none_left()
         return min(names, key=lambda name: self._train[name] + self._evaluation[name])
+
+    def _down_future(self, name: str) -> asyncio.Future[EngineError]:
+        if name not in self._down:
+            self._down[name] = asyncio.get_running_loop().create_future()
+        return self._down[name]
+
+    def _none_left(self) -> EngineError:
+        if self._last_loss is not None:
+            return copy_of(self._last_loss)
+        return EngineError("there is no engine", field="rollout.engines", value=0, cure="set it to at least 1")
 
     def _retime(self) -> None:
         for name in self.engines:

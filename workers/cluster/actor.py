@@ -32,10 +32,9 @@ class RoleActor:
 
     async def call(self, method: str, body: bytes) -> bytes:
         try:
-            result = await self._role.call(method, msgpack.unpackb(body, strict_map_key=False))
+            return bytes(msgpack.packb({"result": await self._role.call(method, msgpack.unpackb(body, strict_map_key=False))}))
         except Exception as error:  # every failure of a call belongs to its caller
             return bytes(msgpack.packb({"error": error_to_wire(error)}))
-        return bytes(msgpack.packb({"result": result}))
 
     async def watch(self) -> None:
         """Never returns: the driver learns of the actor's death by this call's failure."""

@@ -14,14 +14,14 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from workers.axes.orchestration.base import ROLE_ENVIRONMENT, Pools
+from workers.axes.orchestration.base import ROLE_ENVIRONMENT, START_PATIENCE_S, Lost, Pools, identity
 from workers.axes.orchestration.clients import RemoteGenerator, RemoteTrainer
+from workers.axes.orchestration.watch import Member, watch
 from workers.axes.orchestration.wire import error_from_wire
 from workers.cluster.actor import RoleActor
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError, EnvironmentMissing
 
-START_PATIENCE_S = 180.0
 STOP_PATIENCE_S = 3.0
 # A run's two roles fit on one core; Ray schedules, the operating system shares.
 CPUS_A_ROLE = 0.5
@@ -50,8 +50,8 @@ class RayActors:
             raise EnvironmentMissing(
                 f"the cluster did not place {len(builds) + 1} actors within {START_PATIENCE_S:.0f} s",
                 field="orchestration.kind",
-                value=f"free: {ray.available_resources()}",
-                cure="stop another run, or add nodes",
+                value=f"{CPUS_A_ROLE * (len(builds) + 1)} CPU needed, {ray.available_resources().get('CPU', 0.0)} free",
+                cure="stop another run, or add nodes; where they were placed, see their logs",
                 retryable=True,
             ) from None
         return Pools(
@@ -59,30 +59,39 @@ class RayActors:
             trainer=RemoteTrainer(self._caller("trainer")),
         )
 
-    async def failure(self) -> None:
-        watches = {asyncio.ensure_future(_awaited(actor.watch.remote())): name for name, actor in self._actors.items()}
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            task = next(iter(done))
-            raise self._died(watches[task], task.exception())
-        finally:
-            for task in watches:
-                task.cancel()
+    async def failure(self, lost: Lost | None = None) -> None:
+        await watch([self._member(name) for name in self._actors], lost)
+
+    def _member(self, name: str) -> Member:
+        actor, call = self._actors[name], self._caller(name)
+
+        async def died() -> EngineError:
+            try:
+                await _awaited(actor.watch.remote())
+            except RayError as error:
+                return self._died(name, error)
+            return self._died(name, None)
+
+        return Member(name, None, lambda: call("ping", {}), died, lambda: ray.kill(actor))
 
     async def stop(self) -> None:
-        for actor in self._actors.values():
-            with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(_awaited(actor.call.remote("stop", msgpack.packb({}))), STOP_PATIENCE_S)
-            ray.kill(actor)
+        # Together, so that what never started costs one wait and not one for each actor.
+        await asyncio.gather(*(self._end(actor) for actor in self._actors.values()))
         await asyncio.to_thread(self._see_off)
         if self._own_cluster is not None:
             await asyncio.to_thread(ray.shutdown)
             self._own_cluster.cleanup()
 
+    async def _end(self, actor: Any) -> None:
+        with contextlib.suppress(RayError, TimeoutError):
+            await asyncio.wait_for(_awaited(actor.call.remote("stop", msgpack.packb({}))), STOP_PATIENCE_S)
+        with contextlib.suppress(RayError):
+            ray.kill(actor)
+
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        variables = {"HEADRACE_RUN_ID": self._run_id, **ROLE_ENVIRONMENT}
+        variables = {**identity(self._run_id), **ROLE_ENVIRONMENT}
         options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "error"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **options)

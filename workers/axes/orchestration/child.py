@@ -49,13 +49,13 @@ async def serve(file_descriptor: int) -> None:
 
     async def answer(frame: dict[str, Any]) -> None:
         try:
-            reply = {"id": frame["id"], "result": await role.call(frame["method"], frame["args"])}
-        except Exception as error:  # every failure of a call belongs to its caller
-            reply = {"id": frame["id"], "error": error_to_wire(error)}
-        write_frame(writer, reply)
-        await writer.drain()
+            write_frame(writer, {"id": frame["id"], "result": await role.call(frame["method"], frame["args"])})
+        except Exception as error:  # every failure of a call belongs to its caller, a reply that cannot be packed included
+            write_frame(writer, {"id": frame["id"], "error": error_to_wire(error)})
+        with contextlib.suppress(ConnectionError):  # the driver has gone: the reader sees it too, and ends
+            await writer.drain()
 
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             task = asyncio.create_task(answer(await read_frame(reader)))
             tasks.add(task)

@@ -12,10 +12,11 @@ Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class RemoteGenerator:
-    """`rollout.base.Generator` over a carrier."""
+    """`rollout.base.Generator` over a carrier. `pid` is for messages: the process that answers, where it is known."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, pid: int | None = None) -> None:
         self._call = call
+        self.pid = pid
 
     async def generate(self, request: SampleRequest) -> Rollout:
         return from_wire(Rollout, await self._call("generate", {"request": to_wire(request)}))
@@ -48,3 +49,8 @@ class RemoteTrainer:
 
     async def interrupt(self) -> None:
         await self._call("interrupt", {})
+
+    async def status(self) -> dict[str, int]:
+        """Its pid and resident bytes; answered while it trains."""
+        facts: dict[str, int] = await self._call("status", {})
+        return facts

@@ -37,6 +37,8 @@ class GeneratorRole:
             return to_wire(await self._engine.update(from_wire(Manifest, args["manifest"])))
         if method == "status":
             return to_wire(await self._engine.status())
+        if method == "ping":
+            return os.getpid()
         if method == "stop":
             return await self._engine.stop()
         raise HeadraceError("a generator has no such method", field="method", value=method)
@@ -61,6 +63,10 @@ class TrainerRole:
             return await asyncio.to_thread(self._trainer.checkpoint, Path(args["folder"]), args["restore"])
         if method == "interrupt":
             return self._trainer.interrupt()
+        if method == "status":
+            return {"pid": os.getpid(), "rss": resident_bytes()}
+        if method == "ping":  # answered beside a train step, which runs in a thread
+            return os.getpid()
         if method == "stop":
             self._trainer.interrupt()
             return self._transport.close()

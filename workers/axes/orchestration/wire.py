@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -13,6 +13,7 @@ from workers.contract.errors import EngineError, HeadraceError
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 30
+E = TypeVar("E", bound=HeadraceError)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -25,21 +26,27 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
+    """Raises, before anything is written, where the frame cannot be packed or is too large."""
     body = msgpack.packb(frame)
+    if len(body) > MAX_FRAME:
+        raise EngineError("a message is too large", field="frame", value=len(body), cure=f"at most {MAX_FRAME} bytes")
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
 def error_to_wire(error: BaseException) -> dict[str, Any]:
+    """Always packable: a text that is not valid Unicode is escaped."""
     if isinstance(error, HeadraceError):
-        return error.as_dict()
-    return {
-        "type": type(error).__name__,
-        "message": f"{type(error).__name__}: {error}",
-        "field": None,
-        "value": None,
-        "cure": None,
-        "retryable": False,
-    }
+        data = error.as_dict()
+    else:
+        data = {
+            "type": type(error).__name__,
+            "message": f"{type(error).__name__}: {error}",
+            "field": None,
+            "value": None,
+            "cure": None,
+            "retryable": False,
+        }
+    return {name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value for name, value in data.items()}
 
 
 def error_from_wire(data: dict[str, Any]) -> HeadraceError:
@@ -47,6 +54,15 @@ def error_from_wire(data: dict[str, Any]) -> HeadraceError:
     kind = getattr(errors, data["type"], None)
     if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
         kind = EngineError
-    error: HeadraceError = kind(data["message"], field=data["field"], cure=data["cure"], retryable=data["retryable"])
+    return _made(kind, data)
+
+
+def copy_of(error: E) -> E:
+    """A fresh error for each caller: one exception object must not be raised in several tasks."""
+    return _made(type(error), error.__dict__)
+
+
+def _made(kind: type[E], data: dict[str, Any]) -> E:
+    error = kind(data["message"], field=data["field"], cure=data["cure"], retryable=data["retryable"])
     error.value = data["value"]
     return error

@@ -79,6 +79,7 @@ class TorchGenerator:
             return UpdateReport(manifest.version, manifest.digest, staged_at - started, apply_s, pause_s)
 
     async def status(self) -> EngineStatus:
+        self._loop.check()
         totals = self._loop.counters
         return EngineStatus(
             version=self._loop.adapter.version,

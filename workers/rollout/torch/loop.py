@@ -100,9 +100,13 @@ class DecodeLoop:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _refuse_if_over(self) -> None:
+    def check(self) -> None:
+        """Raises EngineError where the decode loop has failed: an engine that cannot decode is not alive."""
         if self._failure is not None:
             raise _as_engine_error(self._failure) from self._failure
+
+    def _refuse_if_over(self) -> None:
+        self.check()
         if self._stopping:
             raise EngineError("the engine has stopped", field="rollout", value=self._name, cure="start a new one")
 
