@@ -1,11 +1,13 @@
 """Checkpoints: written aside, synced, renamed; the manifest last. Only complete, hashed checkpoints are ever seen.
 
 A checkpoint `step-000010/` holds adapter_model.safetensors, adapter_config.json (PEFT's layout), optimizer.safetensors,
-trainer.json (random states), driver.json (cursor, ledger, version, buffer) and MANIFEST.json (bytes and sha256 of each).
+trainer.json (counters; the trainer draws nothing at random once it has started), driver.json (cursor, ledger, version, buffer)
+and MANIFEST.json (bytes and sha256 of each).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -44,45 +46,100 @@ class Checkpoints:
     def __init__(self, folder: Path, keep_last: int) -> None:
         self._folder = folder
         self._keep_last = keep_last
+        self._sound: set[str] = set()  # names whose files are known to agree with their manifest
 
     async def save(
         self, *, step: int, version: int, config_digest: str, driver: dict[str, Any], write_trainer: Callable[[Path], Awaitable[Any]]
     ) -> Checkpoint:
         """Returns once the checkpoint is durable under its final name. Raises OSError (disk full); the former ones stand."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(driver)  # before anything is awaited: the flow goes on meanwhile
+        await asyncio.to_thread(self._tidy)
         aside = self._folder / f".writing-step-{step:06d}"
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        await write_trainer(aside)
-        (aside / DRIVER).write_text(json.dumps(driver))
+        try:
+            await write_trainer(aside)
+            return await asyncio.to_thread(self._seal, aside, text, {"step": step, "version": version, "config_digest": config_digest})
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)  # on a full disk it would keep the next one out
+            raise
+
+    def _seal(self, aside: Path, driver: str, facts: dict[str, Any]) -> Checkpoint:
+        """In a thread: hashes, syncs, renames, and lets old ones go."""
+        (aside / DRIVER).write_text(driver)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sync_and_hash(path)} for path in sorted(aside.iterdir())}
-        manifest = {"step": step, "version": version, "config_digest": config_digest, "files": files}
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        text = json.dumps({**facts, "files": files}, indent=1).encode()
+        (aside / MANIFEST).write_bytes(text)
         _sync_and_hash(aside / MANIFEST)
         sync_folder(aside)
-        final = self._folder / f"step-{step:06d}"
-        replaced = self._folder / f".replaced-step-{step:06d}"
+        final = self._folder / f"step-{facts['step']:06d}"
+        replaced = self._folder / f".replaced-{final.name}"
         if final.exists():
             final.rename(replaced)
         aside.rename(final)
         sync_folder(self._folder)
         shutil.rmtree(replaced, ignore_errors=True)
-        self._prune()
-        return _open(final)
+        self._sound.add(final.name)
+        self._prune(final)
+        return _made(final, text, {**facts, "files": files})
 
     def latest(self) -> tuple[Checkpoint | None, list[CheckpointError]]:
         """The newest complete checkpoint, and what was wrong with newer ones."""
         faults: list[CheckpointError] = []
-        for folder in sorted(self._folder.glob("step-*"), reverse=True):
+        for folder in self._candidates():
             try:
                 return _open(folder), faults
             except CheckpointError as error:
                 faults.append(error)
         return None, faults
 
-    def _prune(self) -> None:
-        for folder in sorted(self._folder.glob("step-*"))[: -self._keep_last]:
-            shutil.rmtree(folder)
+    def _candidates(self) -> list[Path]:
+        """Newest first. A kill between the two renames of a save leaves the former one under its `.replaced-` name."""
+        found = list(self._folder.glob("step-*"))
+        names = {path.name for path in found}
+        found += [path for path in self._folder.glob(".replaced-step-*") if path.name.removeprefix(".replaced-") not in names]
+        return sorted(found, key=_step_of, reverse=True)
+
+    def _tidy(self) -> None:
+        """Before a save, when this attempt owns the folder: takes back what a kill left aside, removes what was never finished."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for replaced in self._folder.glob(".replaced-step-*"):
+            final = self._folder / replaced.name.removeprefix(".replaced-")
+            if final.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                replaced.rename(final)
+        for unfinished in self._folder.glob(".writing-step-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _prune(self, written: Path) -> None:
+        """Keeps the one just written and the newest sound ones; a damaged one is set aside and never counts."""
+        kept = 1
+        for folder in self._candidates():
+            if folder == written:
+                continue
+            if not self._is_sound(folder):
+                damaged = self._folder / f".damaged-{folder.name}"
+                shutil.rmtree(damaged, ignore_errors=True)
+                folder.rename(damaged)
+            elif kept < self._keep_last:
+                kept += 1
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _is_sound(self, folder: Path) -> bool:
+        """Hashed once by this attempt, or written by it."""
+        if folder.name not in self._sound:
+            try:
+                _open(folder)
+            except CheckpointError:
+                return False
+            self._sound.add(folder.name)
+        return True
+
+
+def _step_of(folder: Path) -> int:
+    number = folder.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _open(folder: Path) -> Checkpoint:
@@ -96,17 +153,21 @@ def _open(folder: Path) -> Checkpoint:
                 raise CheckpointError(
                     f"{name} is not what the manifest says", field="checkpoint", value=str(folder), cure="the one before is used"
                 )
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+        if DRIVER not in files:
+            raise KeyError(DRIVER)
+        return _made(folder, text, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"the checkpoint is not complete: {error}", field="checkpoint", value=str(folder), cure="the one before is used"
         ) from error
+
+
+def _made(folder: Path, text: bytes, manifest: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         folder=folder,
         step=manifest["step"],
         version=manifest["version"],
-        bytes=sum(fact["bytes"] for fact in files.values()),
+        bytes=sum(fact["bytes"] for fact in manifest["files"].values()),
         sha256=hashlib.sha256(text).hexdigest(),
         config_digest=manifest["config_digest"],
     )

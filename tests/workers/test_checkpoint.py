@@ -67,3 +67,21 @@ async def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     await save(store, 1)
     await save(store, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+async def test_the_one_just_written_outlives_a_damaged_newer_one(tmp_path: Path) -> None:
+    await save(Checkpoints(tmp_path, keep_last=2), 10)
+    await save(Checkpoints(tmp_path, keep_last=2), 20)
+    (tmp_path / "step-000020" / "MANIFEST.json").write_text("[]")
+    await save(Checkpoints(tmp_path, keep_last=1), 15)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-step-000020", "step-000015"]
+
+
+async def test_a_kill_between_the_two_renames_hides_nothing(tmp_path: Path) -> None:
+    await save(Checkpoints(tmp_path, keep_last=2), 1)
+    (tmp_path / "step-000001").rename(tmp_path / ".replaced-step-000001")
+    (tmp_path / ".writing-step-000001").mkdir()
+    found, _ = Checkpoints(tmp_path, keep_last=2).latest()
+    assert found is not None and found.step == 1
+    await save(Checkpoints(tmp_path, keep_last=2), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002"]
