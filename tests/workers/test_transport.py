@@ -148,12 +148,29 @@ def test_another_process_reads_and_its_end_takes_nothing_away(sides: tuple, tmp_
     assert digest_of(receiver.receive(manifest)) == manifest.digest
 
 
-def test_shared_memory_names_belong_to_their_run(tmp_path: Path) -> None:
+def test_an_attempt_that_wakes_leaves_the_next_ones_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = registry.resolve("transport", "shared_memory")
+    monkeypatch.setenv("HEADRACE_ATTEMPT", "second")
+    sender = transport(RUN, tmp_path)
+    manifest = sender.send(payload(), 1, "adapter")
+    try:
+        assert manifest.handle["segment"].startswith("hr-transporttes-second-")
+        monkeypatch.setenv("HEADRACE_ATTEMPT", "first")
+        assert sweep(RUN) == [] and place(manifest).exists()
+        with pytest.raises(EngineError, match="another run or attempt"):
+            transport(RUN, tmp_path).receive(manifest)
+        assert sweep(RUN, whole_run=True) == [manifest.handle["segment"]] and not place(manifest).exists()
+    finally:
+        sender.close()
+
+
+def test_shared_memory_names_belong_to_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_ATTEMPT", raising=False)
     transport = registry.resolve("transport", "shared_memory")
     sender = transport(RUN, tmp_path)
     manifest = sender.send(payload(), 1, "adapter")
     try:
-        assert manifest.handle["segment"].startswith("hr-transporttes-") and os.stat(place(manifest)).st_mode & 0o077 == 0
+        assert manifest.handle["segment"].startswith("hr-transporttes-0-") and os.stat(place(manifest)).st_mode & 0o077 == 0
         with pytest.raises(EngineError, match="another run"):
             transport("someoneelse0", tmp_path).receive(manifest)
         with pytest.raises(EngineError, match="another run"):
