@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect, sync_playwright
 
 from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
 
@@ -189,6 +189,89 @@ def test_a_resume_goes_on_in_the_open_page(page: Page, server: WebServer) -> Non
     assert [line for line in lines if not line[1] and line[2]] == [["train, each step", False, [3]]]
 
 
+def test_an_earlier_attempt_is_chosen_for_log_and_provenance(page: Page, server: WebServer) -> None:
+    run = launch(page, "twice")
+    driver = Driver(server, run)
+    driver.started()
+    driver.step(1, reward=0.1)
+    expect(page.locator("#log")).to_contain_text("step 1 done")
+    expect(page.locator("#log-attempt")).to_be_hidden()
+    driver.failed(1)
+    page.get_by_role("button", name="Resume").click()
+    second = Driver(server, run, fence=2)
+    second.started({"step": 1, "version": 1})
+    second.step(2, reward=0.2)
+    expect(page.locator("#log")).to_contain_text("step 2 done")
+    page.locator("#log-attempt").select_option("1")
+    expect(page.locator("#log")).to_contain_text("step 1 done")
+    expect(page.locator("#log")).not_to_contain_text("step 2 done")
+    page.get_by_role("tab", name="Provenance").click()
+    expect(page.locator("#panel-provenance")).to_contain_text(f"1 ({driver.attempt})")
+    page.locator("#provenance-attempt").select_option("2")
+    expect(page.locator("#log")).to_contain_text("step 2 done")
+    expect(page.locator("#panel-provenance")).to_contain_text(f"2 ({second.attempt})")
+
+
+def test_what_is_asked_of_a_run_is_seen_and_silence_and_the_end_are_said(page: Page, server: WebServer) -> None:
+    driver = Driver(server, launch(page, "asked"))
+    driver.started()
+    driver.step(1, reward=0.1)
+    expect(page.locator("#flow")).to_contain_text("48 of 64 slots busy")
+    page.get_by_role("button", name="Checkpoint now").click()
+    expect(page.get_by_text("A checkpoint is asked for")).to_be_visible()
+    page.get_by_role("button", name="Stop after this step").click()
+    expect(page.locator("#run-asked")).to_contain_text("ends after the step it is in")
+    expect(page.get_by_role("button", name="Stop after this step")).to_be_hidden()
+    expect(page.locator("#run-quiet")).to_be_hidden()
+    expect(page.locator("#run-quiet")).to_contain_text(re.compile(r"Nothing heard from the run for \d+ s"), timeout=25_000)
+    driver.step(2, reward=0.2)
+    expect(page.locator("#run-quiet")).to_be_hidden()
+    driver.failed(2)
+    expect(page.locator("#flow-words")).to_contain_text("both pools are at rest")
+    expect(page.locator("#flow")).not_to_contain_text("slots busy")
+    expect(page.get_by_role("button", name="Checkpoint now")).to_be_hidden()
+
+
+def test_a_refetch_that_fails_ends_in_a_new_connection(page: Page, server: WebServer) -> None:
+    """The second frame is held back, so the third leaves a hole; its refetch is refused once."""
+    opened: list[int] = []
+    held: list[int] = []
+    refused: list[str] = []
+
+    def relay(socket: WebSocketRoute) -> None:
+        opened.append(1)
+        upstream = socket.connect_to_server()
+
+        def pass_on(text: str | bytes) -> None:
+            if '"step 2 done"' in str(text) and not held:
+                held.append(1)
+                return
+            socket.send(text)
+
+        upstream.on_message(pass_on)
+
+    def refuse_once(route: Route) -> None:
+        if held and not refused:
+            refused.append(route.request.url)
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route_web_socket(re.compile("/ws/runs/"), relay)
+    page.route("**/events.json*", refuse_once)
+    driver = Driver(server, launch(page, "hole"))
+    driver.started()
+    driver.step(1, reward=0.1)
+    expect(page.locator("[data-vital=step]")).to_contain_text("1")
+    before = len(opened)
+    driver.step(2, reward=0.2)
+    page.wait_for_timeout(400)
+    driver.step(3, reward=0.3)
+    expect(page.locator("[data-vital=step]")).to_contain_text("3", timeout=20_000)
+    expect(page.locator("#log")).to_contain_text("step 2 done")
+    assert held and refused and len(opened) == before + 1
+
+
 def test_cancel_before_launch(page: Page) -> None:
     launch(page, "cancelled")
     page.evaluate("window.confirm = () => true")
@@ -212,7 +295,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme:
     page.emulate_media(color_scheme=scheme)
     for path in ("/runs/", "/runs/new/", f"/runs/{run}/", f"/runs/{run}/edit/", "/account/", "/team/", "/help/axes/", "/nothing/"):
         page.goto(path)
-        if run in path:
+        if path == f"/runs/{run}/":
             expect(page.locator("#flow")).to_contain_text("5 / 16")
         assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
 
@@ -243,7 +326,9 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         if path == f"/runs/{run}/":
             expect(page.locator("#failure")).to_be_visible()
             expect(page.locator("#samples .token").first).to_be_visible()
-        page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+        # The user menu lies over the page: it is opened on one that it hides nothing of.
+        folds = "details" if path == "/nothing/" else "main details"
+        page.evaluate("name => document.querySelectorAll(name).forEach(fold => { fold.open = true; })", folds)
         page.evaluate(AXE.read_text(encoding="utf-8"))
         result = page.evaluate(f"axe.run(document, {{ runOnly: {AXE_RULES} }})")
         found += [f"{path}: {item['id']}: {[node['target'] for node in item['nodes'][:3]]}" for item in result["violations"]]
