@@ -60,6 +60,10 @@ class Driver:
         self.config = config
         self.out = out
         self.run_id = attempt.run if attempt else uuid.uuid4().hex[:12]
+        # Every process of a run carries both, so that "gone" can be checked; shared memory is named by them.
+        os.environ["HEADRACE_RUN_ID"] = self.run_id
+        if attempt:
+            os.environ["HEADRACE_ATTEMPT"] = attempt.attempt
         self._resume_from = resume_from
         self._clock = WallClock()
         self._cancel = asyncio.Event()
@@ -92,7 +96,6 @@ class Driver:
 
     async def run(self) -> dict[str, Any]:
         """Returns the summary of a finished attempt. Raises Cancelled, Fenced or the first failure, after telling it."""
-        os.environ["HEADRACE_RUN_ID"] = self.run_id  # every process of a run carries it: "gone" can be checked
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._cancel.set)

@@ -48,7 +48,7 @@ def find(folder: Path, config: RunConfig) -> tuple[Checkpoint, list[CheckpointEr
 
 
 async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
-    """Puts weights, optimizer, random state, cursor, buffer, ledger and version back. Called before the flow starts."""
+    """Puts weights, optimizer, cursor, buffer, ledger and version back. Called before the flow starts."""
     state = found.driver_state()
     await parts.trainer.checkpoint(found.folder, restore=True)
     parts.progress.restore(state["progress"], state["under_way"])

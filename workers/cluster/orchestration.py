@@ -50,7 +50,7 @@ class RayActors:
             raise EnvironmentMissing(
                 f"the cluster did not place {len(builds) + 1} actors within {START_PATIENCE_S:.0f} s",
                 field="orchestration.kind",
-                value=f"{CPUS_A_ROLE * (len(builds) + 1)} CPU needed, {ray.available_resources().get('CPU', 0.0)} free",
+                value=f"{CPUS_A_ROLE * (len(builds) + 1)} CPU needed, {_free_cpus()} free",
                 cure="stop another run, or add nodes; where they were placed, see their logs",
                 retryable=True,
             ) from None
@@ -109,7 +109,7 @@ class RayActors:
 
     async def _build(self, name: str, role: str, arguments: dict[str, Any]) -> None:
         log = self._scratch.parent / "logs" / f"{name.replace('/', '-')}.log"
-        remote = ray.remote(num_cpus=CPUS_A_ROLE, max_concurrency=CALLS_AT_ONCE, max_restarts=0)(RoleActor)
+        remote: Any = ray.remote(RoleActor).options(num_cpus=CPUS_A_ROLE, max_concurrency=CALLS_AT_ONCE, max_restarts=0)
         actor = self._actors[name] = remote.remote(name, str(log))
         try:
             self._pids.append(_opened(await _awaited(actor.build.remote(role, msgpack.packb(arguments)))))
@@ -140,6 +140,11 @@ class RayActors:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def _free_cpus() -> float:
+    resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return resources.get("CPU", 0.0)
 
 
 async def _awaited(reference: Any) -> Any:

@@ -28,7 +28,7 @@ class Trainer(Protocol):
 
     def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
         """Saves into (or restores from) a folder: adapter_model.safetensors and adapter_config.json in PEFT's layout,
-        optimizer.safetensors, trainer.json (random states, counters). Returns the counters."""
+        optimizer.safetensors, trainer.json (counters). Returns the counters."""
         ...
 
     def interrupt(self) -> None:
