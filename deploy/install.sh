@@ -10,7 +10,8 @@ fail() { printf 'headrace: %s\n' "$*" >&2; exit 5; }
 find_python() {
     for candidate in ${HEADRACE_PYTHON:-python3.13 python3.12 python3.11 python3 python}; do
         command -v "$candidate" >/dev/null 2>&1 || continue
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
+        # It must say so itself: something else on PATH under that name may well end with 0.
+        if [ "$("$candidate" -c 'import sys; print((3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null)" = True ]; then
             command -v "$candidate"
             return 0
         fi

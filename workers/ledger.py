@@ -62,10 +62,10 @@ class SampleLedger:
             self.in_flight -= samples
         self.dropped[reason] += samples
 
-    def lose(self, samples: int, reason: str, *, was: str = "in_flight") -> None:
-        """Gone without a decision of ours (a crash, a roll-back): `was` names the count they leave."""
-        setattr(self, was, getattr(self, was) - samples)
-        self.lost[reason] += samples
+    def roll_back(self, samples: int) -> None:
+        """Trained past the checkpoint that a resume goes on from, and undone with it: work lost, and done again."""
+        self.dispatched += samples
+        self.lost["rolled_back"] += samples
 
     def check(self) -> None:
         """Called at every step. Raises EngineError when the account does not close."""

@@ -48,10 +48,6 @@ class Pool:
         """Of the living engines together."""
         return self._slots_each * len(self.engines)
 
-    @property
-    def in_flight(self) -> int:
-        return self._train.total()
-
     def lost(self, name: str, error: EngineError) -> None:
         """Called when an engine is dead or silent: it leaves the routing, its calls fail, and what they were to do is done elsewhere.
 

@@ -59,10 +59,7 @@ async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
     parts.buffer.restore([from_wire(Group, item) for item in state["buffer"]])
     trained = last_trained(folder)
     if trained > parts.samples.trained:
-        # Trained past the checkpoint, and undone with it: those samples are work lost, and are done again.
-        undone = trained - parts.samples.trained
-        parts.samples.dispatched += undone
-        parts.samples.lost["rolled_back"] += undone
+        parts.samples.roll_back(trained - parts.samples.trained)
     parts.samples.check()
     # The engines hold version 0; the restored weights are published to them under the version they had.
     manifest = await parts.trainer.publish(parts.progress.version)

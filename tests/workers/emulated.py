@@ -92,8 +92,6 @@ class InlineScorer:
         reward = self._constant if self._constant is not None else float(random.Random(rollout.id).random() < 0.5)
         return Sample(rollout, text="x", reward=reward)
 
-    async def close(self) -> None: ...
-
 
 class CountingSource:
     def __init__(self) -> None:

@@ -26,13 +26,17 @@ class SampleMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, self.ledger.in_flight))
-        move = data.draw(st.sampled_from(["buffer", "drop", "lose"]))
+        move = data.draw(st.sampled_from(["buffer", "drop"]))
         if move == "buffer":
             self.ledger.buffer(count)
-        elif move == "drop":
-            self.ledger.drop(count, "scoring_failed", buffered=False)
         else:
-            self.ledger.lose(count, "engine_died")
+            self.ledger.drop(count, "scoring_failed", buffered=False)
+
+    @rule(count=st.integers(1, 64))
+    def roll_back(self, count: int) -> None:
+        before = sum(self.ledger.lost.values())
+        self.ledger.roll_back(count)
+        assert sum(self.ledger.lost.values()) == before + count
 
     @precondition(lambda self: self.ledger.buffered > 0)
     @rule(data=st.data())

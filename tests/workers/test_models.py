@@ -52,12 +52,12 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 def test_an_incomplete_folder_is_refused(tmp_path: Path, name: str) -> None:
     folder = make_tiny_model(tmp_path)
     (folder / name).unlink()
-    refused(str(folder))
+    assert refused(str(folder)).cure
 
 
 @pytest.mark.parametrize("path", ["no-such-model", "/no/such/folder", "./nothing", "a/b/c/d"])
 def test_names_that_are_nothing_are_refused_without_asking_the_hub(path: str) -> None:
-    refused(path)
+    assert refused(path).cure
 
 
 def test_a_hub_id_offline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,7 @@ def test_the_thread_survives_a_spool_that_cannot_be_read_and_callbacks_that_rais
     (tmp_path / "000001.spool").rmdir()
     write(tmp_path, 2)
     wait_for(lambda: server.seqs == [1, 2])
-    sender.stop()
+    assert sender.stop()
 
 
 def test_one_refused_event_becomes_a_note_and_blocks_nothing(server: Server, tmp_path: Path) -> None:

@@ -21,7 +21,3 @@ class Scorer(Protocol):
     async def score(self, prompt: Prompt, rollout: Rollout) -> Sample:
         """The judged sample. A verifier that fails gives reward None and says why in `error`; it never gives 0."""
         ...
-
-    async def close(self) -> None:
-        """Called once, at the end of the attempt."""
-        ...

@@ -44,9 +44,6 @@ class ThreadScorer:
             )
         return Sample(rollout=rollout, error=f"the verifier took longer than {self._deadline_s:g} s")
 
-    async def close(self) -> None:
-        """Nothing to wait for: abandoned threads are daemons."""
-
     def _start(self, prompt: Prompt, rollout: Rollout) -> asyncio.Future[Sample]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Sample] = loop.create_future()
