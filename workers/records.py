@@ -50,6 +50,11 @@ class SampleRequest:
     min_p: float = 0.0
     stop_ids: list[int] = field(default_factory=list)
     purpose: Purpose = "train"
+    # A sample taken up again after an abort: what it has so far, token by token. The rollout that comes back holds it, too.
+    prefix_ids: list[int] = field(default_factory=list)
+    prefix_logprobs: list[float] = field(default_factory=list)
+    prefix_versions: list[int] = field(default_factory=list)
+    parked_on: str = ""  # the engine that may still hold this sample's cache; any other prefills
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,11 @@ class Rollout:
     finish_reason: FinishReason
     engine: str = ""
     seconds: float = 0.0  # from admission to the last token
+    # replay.sampling_mask: by token, the ids that truncated sampling had left to choose from (the drawn one among them).
+    support: list[list[int]] | None = None
+    # replay.routing: base64 of uint8 expert ids (positions, layers, experts a token); position p belongs to the p-th input token,
+    # prompt included, so there are len(prompt) + len(token_ids) - 1 of them.
+    routing: str | None = None
 
 
 @dataclass(slots=True)
@@ -137,6 +147,8 @@ class Manifest:
     transport: str
     handle: dict[str, Any]
     export_s: float = 0.0
+    base: int | None = None  # a delta's base version: only an engine that serves it may apply the payload
+    note: dict[str, float] = field(default_factory=dict)  # what the payload says of itself, e.g. {"changed_share": 0.03}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from workers.records import Batch, Manifest, StepResult
 
 
 class Trainer(Protocol):
-    """Constructed as `Backend(config: RunConfig, scratch: Path)`, which loads the model and makes the adapters.
+    """Constructed as `Backend(config: RunConfig, scratch: Path, transport: Transport)`, which loads the model and what learns of it.
 
     Methods are ordinary (blocking) functions, called one at a time, except `interrupt`.
     """
@@ -22,8 +22,8 @@ class Trainer(Protocol):
         """
         ...
 
-    def publish(self, version: int) -> Manifest:
-        """Called when a new version is due. Hands the payload to the transport."""
+    def publish(self, version: int, receivers: list[str]) -> Manifest:
+        """Called when a new version is due. Hands the payload to the transport; `receivers` are the living engines by name."""
         ...
 
     def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,17 @@ from torch import Tensor
 from workers import models, registry
 from workers.axes.backend import saving
 from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
+from workers.axes.backend.objective import Objective
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
 from workers.axes.backend.threads import share
 from workers.axes.lora.base import Adapters, child_generator
+from workers.axes.payload.base import Payload
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled
-from workers.learn.aggregation import Denominators, aggregate
-from workers.learn.corrections import token_tis
 from workers.learn.diagnostics import masked_mean, mismatch
-from workers.learn.losses import TokenLoss, ppo, reinforce_is
 from workers.records import Batch, Manifest, StepResult
 
 
@@ -62,6 +61,8 @@ class SingleProcessTrainer:
         self._model.eval()  # no dropout: log-probs are of the policy that samples
         check_layout(self._model, config.model.path)
         self._adapters: Adapters = registry.resolve("lora", config.lora.kind)(self._model, config.lora, config.seed)
+        self._payload: Payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
+        self._objective = Objective(config)
         batch = config.batch
         self._stepper = Stepper(self._adapters.masters, config.optimizer, config.budget.steps * batch.epochs * batch.minibatches)
 
@@ -88,9 +89,11 @@ class SingleProcessTrainer:
             seconds=time.perf_counter() - started,
         )
 
-    def publish(self, version: int) -> Manifest:
-        """The adapters in the model's type, by PEFT's names."""
-        return self._transport.send(self._adapters.payload(), version, self._config.transport.payload)
+    def publish(self, version: int, receivers: list[str]) -> Manifest:
+        """What learns, in the model's type, packed as the config's payload says."""
+        packed = self._payload.pack(self._adapters.payload(), version)
+        manifest = self._transport.send(packed.tensors, version, packed.kind, receivers)
+        return replace(manifest, base=packed.base, note=packed.note)
 
     def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
         """Saves or restores adapters, optimizer and counters. Random streams are counted, not stateful: steps name them."""
@@ -141,7 +144,9 @@ class SingleProcessTrainer:
             flat, entropy = forward(self._model, micro, config.sampling.temperature)
             if micro.items[0].index not in tally.logprobs:
                 self._remember(micro, flat.detach(), entropy, tally)
-            share = self._loss(micro, micro.spread(flat), counts, tally)
+            old = micro.spread(torch.cat([tally.logprobs[item.index] for item in micro.items]))
+            share, clipped = self._objective.loss(micro, micro.spread(flat), old, counts)
+            tally.clipped += clipped
             share.backward()  # type: ignore[no-untyped-call]
             self._adapters.gather()
             loss += float(share.detach())
@@ -151,24 +156,6 @@ class SingleProcessTrainer:
             self._adapters.refresh()
             tally.losses.append(loss)
             tally.stepped = stepped
-
-    def _loss(self, micro: MicroBatch, new: Tensor, counts: Denominators, tally: _Tally) -> Tensor:
-        """This micro-batch's share of the loss, as the loss block of the config says; formulas in workers.learn."""
-        block = self._config.loss
-        result: TokenLoss
-        if block.policy == "reinforce_is":
-            # Its own truncated weight to the engine's policy is the whole correction.
-            result = reinforce_is(new, micro.rollout, micro.advantages, micro.mask, block.tis_cap)
-            value = result.value
-        else:
-            old = micro.spread(torch.cat([tally.logprobs[item.index] for item in micro.items]))
-            anchor = micro.rollout if block.anchor == "rollout" else old
-            result = ppo(new, anchor, micro.advantages, micro.mask, block.clip_low, block.clip_high, block.dual_clip)
-            value = result.value
-            if block.anchor == "old" and block.tis_cap is not None:
-                value = value * token_tis(old, micro.rollout, micro.mask, block.tis_cap)
-        tally.clipped += int(result.clipped.sum())
-        return aggregate(value, micro.mask, block.aggregation, counts)
 
     def _micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
         """Built one at a time; between two of them a cancel is heard."""

@@ -7,13 +7,16 @@ from workers.contract.axes import KvAfter
 
 
 class ForwardPass:
-    """Flips at the first chance. kv_after "keep": old keys and values stay; "recompute": they are made anew."""
+    """Never stops the engine. kv_after "keep": old keys and values stay; "recompute": they are made anew."""
+
+    stops = False
 
     def __init__(self, kv_after: KvAfter) -> None:
         self._recompute = kv_after == "recompute"
 
-    def between_passes(self, engine: Interruptible) -> bool:
-        engine.flip()
+    def announced(self, engine: Interruptible) -> bool:
+        return True
+
+    def flipped(self, engine: Interruptible) -> None:
         if self._recompute:
             engine.recompute_cache()
-        return True

@@ -40,8 +40,8 @@ class RemoteTrainer:
     async def train(self, batch: Batch) -> StepResult:
         return from_wire(StepResult, await self._call("train", {"batch": to_wire(batch)}))
 
-    async def publish(self, version: int) -> Manifest:
-        return from_wire(Manifest, await self._call("publish", {"version": version}))
+    async def publish(self, version: int, receivers: list[str]) -> Manifest:
+        return from_wire(Manifest, await self._call("publish", {"version": version, "receivers": receivers}))
 
     async def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
         counters: dict[str, Any] = await self._call("checkpoint", {"folder": str(folder), "restore": restore})

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from workers import registry
+from workers.axes.transport.base import Link
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
 from workers.records import Batch, Manifest, SampleRequest, from_wire, to_wire
@@ -27,7 +28,7 @@ class GeneratorRole:
 
     def __init__(self, config: dict[str, Any], name: str, run_id: str, scratch: str) -> None:
         parsed = RunConfig.model_validate(config)
-        transport = registry.resolve("transport", parsed.transport.kind)(run_id, Path(scratch))
+        transport = registry.resolve("transport", parsed.transport.kind)(Link(run_id, Path(scratch), name, parsed.transport))
         self._engine = registry.resolve("rollout", parsed.rollout.engine)(parsed, name, transport)
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
@@ -49,7 +50,7 @@ class TrainerRole:
 
     def __init__(self, config: dict[str, Any], run_id: str, scratch: str) -> None:
         parsed = RunConfig.model_validate(config)
-        self._transport = registry.resolve("transport", parsed.transport.kind)(run_id, Path(scratch))
+        self._transport = registry.resolve("transport", parsed.transport.kind)(Link(run_id, Path(scratch), "trainer", parsed.transport))
         self._trainer = registry.resolve("backend", parsed.backend.kind)(parsed, Path(scratch), self._transport)
 
     async def call(self, method: str, args: dict[str, Any]) -> Any:
@@ -58,7 +59,7 @@ class TrainerRole:
             result.metrics["system/trainer_rss"] = float(resident_bytes())
             return to_wire(result)
         if method == "publish":
-            return to_wire(await asyncio.to_thread(self._trainer.publish, args["version"]))
+            return to_wire(await asyncio.to_thread(self._trainer.publish, args["version"], args["receivers"]))
         if method == "checkpoint":
             return await asyncio.to_thread(self._trainer.checkpoint, Path(args["folder"]), args["restore"])
         if method == "interrupt":

@@ -1,15 +1,19 @@
-"""The door of partial rollouts: what becomes of a half-finished sample at a weight change."""
+"""The door of partial rollouts: what becomes of a half-finished sample at a weight change. The flow asks, the engine obeys."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
-Fate = Literal["continue", "abort"]
+from workers.records import Rollout, SampleRequest
 
 
 class Partial(Protocol):
-    """Constructed without arguments; a config may name several, and one that aborts wins."""
+    """Constructed without arguments. A config names one kind, and `cancel_group` beside it if wished."""
 
-    def at_weight_change(self, tokens_done: int) -> Fate:
-        """Called for each running sample after a flip. "abort": it ends with that reason and goes to its caller."""
+    def again(self, request: SampleRequest, rollout: Rollout) -> SampleRequest | None:
+        """Called with each aborted rollout: the request that takes the sample up again under the same id, None to drop it."""
+        ...
+
+    def cancels(self, lag: int, max_lag: int) -> bool:
+        """Called after each publish for every group in flight, with its lag from dispatch: whether it is given up."""
         ...

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from workers.contract import config
 from workers.records import Manifest
 
 if TYPE_CHECKING:
     import torch
 
 
-class Transport(Protocol):
-    """Constructed on both sides as `Transport(run_id: str, folder: Path)`; `folder` is the attempt's private scratch."""
+@dataclass(frozen=True)
+class Link:
+    """One end of the road. name: "trainer", or the engine's; folder: the attempt's private scratch, seen by both ends."""
 
-    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str) -> Manifest:
-        """Called by the trainer at each publish. The payload must stay readable until the next but one publish."""
+    run_id: str
+    folder: Path
+    name: str
+    options: config.Transport
+
+
+class Transport(Protocol):
+    """Constructed on both sides as `Transport(link: Link)`."""
+
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
+        """Called by the trainer at each publish; returns without waiting for receivers.
+
+        Each tensor is read once, in sorted order of names: a value may be gathered from other ranks when it is read.
+        `receivers` are the names of the engines that will call `receive`. The payload stays readable until the next but one publish.
+        """
         ...
 
     def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:

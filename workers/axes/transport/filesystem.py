@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from workers.axes.transport.base import Link
 from workers.axes.transport.payload import pack, unpack
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.records import Manifest
@@ -20,11 +21,11 @@ GENERATIONS_KEPT = 2  # an engine may still be reading the last but one
 class FilesystemTransport:
     """The road over a folder that both sides see. Only the side that sends ever deletes."""
 
-    def __init__(self, run_id: str, folder: Path) -> None:
-        self._folder = Path(folder) / "weights"
+    def __init__(self, link: Link) -> None:
+        self._folder = link.folder / "weights"
         self._sent: deque[Path] = deque()
 
-    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str) -> Manifest:
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
         """Called by the trainer at each publish; the file is whole and on disk before its name exists."""
         started = time.perf_counter()
         data, digest = pack(tensors)

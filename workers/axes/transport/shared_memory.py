@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from workers.axes.transport.base import Link
 from workers.axes.transport.payload import pack, unpack
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.records import Manifest
@@ -49,11 +50,11 @@ def sweep(run_id: str, *, whole_run: bool = False) -> list[str]:
 class SharedMemoryTransport:
     """The road through memory. Only the side that sends ever unlinks."""
 
-    def __init__(self, run_id: str, folder: Path) -> None:
-        self._prefix = segment_prefix(run_id)
+    def __init__(self, link: Link) -> None:
+        self._prefix = segment_prefix(link.run_id)
         self._sent: deque[Path] = deque()
 
-    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str) -> Manifest:
+    def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
         """Called by the trainer at each publish. The last two publishes stay readable."""
         started = time.perf_counter()
         data, digest = pack(tensors)

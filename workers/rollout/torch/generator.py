@@ -40,8 +40,7 @@ class TorchGenerator:
         model = Model(self._shape, load_weights(folder, self._shape, self._dtype), self._dtype, kernels_for(self._shape, self._dtype))
         self._scheduler = Scheduler(config.rollout.max_running)
         interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
-        partial = [registry.resolve("partial", kind)() for kind in config.partial]
-        self._loop = DecodeLoop(model, self._scheduler, interrupt, partial, name, isolated=strict)
+        self._loop = DecodeLoop(model, self._scheduler, interrupt, name, isolated=strict)
         self._updating = asyncio.Lock()
         self._loop.start()
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from workers.axes.interrupt.base import Interrupt
-from workers.axes.partial.base import Partial
 from workers.contract.errors import EngineError, HeadraceError
 from workers.rollout.torch.adapter import Adapter, no_adapter
 from workers.rollout.torch.cache import PromptCache, SlotCache
@@ -45,13 +44,12 @@ class Counters:
 class DecodeLoop:
     """One engine's inner life. `isolated` computes every sample alone, so that no bit depends on what else runs."""
 
-    def __init__(self, model: Model, scheduler: Scheduler, interrupt: Interrupt, partial: list[Partial], name: str, isolated: bool) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler, interrupt: Interrupt, name: str, isolated: bool) -> None:
         self.counters = Counters()
         self.adapter = no_adapter(model.shape)
         self._model = model
         self._scheduler = scheduler
         self._interrupt = interrupt
-        self._partial = partial
         self._name = name
         self._isolated = isolated
         self._slots = SlotCache(model.shape, model.dtype)
@@ -150,21 +148,31 @@ class DecodeLoop:
         started = time.perf_counter()
         busy = bool(self._scheduler.running)
         self._flipping = staged.adapter
-        if not self._interrupt.between_passes(self):
-            return
-        for sequence in list(self._scheduler.running):
-            if any(rule.at_weight_change(len(sequence.tokens)) == "abort" for rule in self._partial):
-                self._leave(sequence, "abort")
+        self.adapter = self._flipping
+        self._prompts.clear()
+        self._interrupt.flipped(self)
         with self._wake:
             if self._staged is staged:
                 self._staged = None
         now = time.perf_counter()
         staged.flipped(now - staged.staged_at, now - started if busy else 0.0)
 
-    def flip(self) -> None:
-        """Called by the interrupt: the new adapter serves from the next forward pass on."""
-        self.adapter = self._flipping
-        self._prompts.clear()
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
+
+    def hold_admission(self) -> None:
+        raise NotImplementedError
+
+    def retract(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError
 
     def recompute_cache(self) -> None:
         """Called by the interrupt: keys and values of all running samples under the adapter that serves."""

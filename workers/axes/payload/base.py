@@ -1,0 +1,37 @@
+"""The door of payloads: what of the weights is sent at a publish, and how an engine makes whole weights of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from workers.records import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What goes to the transport. kind: what it became (a delta may fall back to full); base: the version it builds on."""
+
+    kind: str
+    tensors: Mapping[str, torch.Tensor]
+    base: int | None = None
+    note: dict[str, float] = field(default_factory=dict)
+
+
+class Payload(Protocol):
+    """Constructed on both sides as `Payload(kind: str)`; one object lives as long as its side does."""
+
+    def pack(self, weights: Mapping[str, torch.Tensor], version: int) -> Packed:
+        """Called by the trainer at each publish with the weights in the engine's number format."""
+        ...
+
+    def unpack(self, received: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, torch.Tensor]:
+        """Called by an engine with what the transport received, digest checked: whole weights, by the trainer's names.
+
+        Raises EngineError where the payload builds on a version that this engine does not hold.
+        """
+        ...
