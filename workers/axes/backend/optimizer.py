@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.axes.backend.spread import Alone, Spread
 from workers.contract.config import Optimizer
 from workers.contract.errors import CheckpointError, NonFinite
 
@@ -16,8 +17,9 @@ from workers.contract.errors import CheckpointError, NonFinite
 class Stepper:
     """One optimizer with its counters. attempts counts optimizer steps, skipped ones included: it drives the schedule."""
 
-    def __init__(self, masters: Mapping[str, Tensor], options: Optimizer, total_steps: int) -> None:
+    def __init__(self, masters: Mapping[str, Tensor], options: Optimizer, total_steps: int, spread: Spread | None = None) -> None:
         self.masters = dict(masters)
+        self.spread: Spread = spread or Alone()
         self.options = options
         self.total_steps = total_steps
         self.attempts = 0
@@ -26,7 +28,7 @@ class Stepper:
         for master in self.masters.values():
             master.requires_grad_(True)
         self.adamw = torch.optim.AdamW(
-            list(self.masters.values()),
+            [master for name, master in self.masters.items() if self.spread.mine(name)],
             lr=options.learning_rate,
             betas=(options.beta1, options.beta2),
             eps=options.eps,
@@ -55,7 +57,7 @@ class Stepper:
         for master in self.masters.values():
             if master.grad is None:  # a batch that teaches nothing: the gradient is 0, and momentum goes on
                 master.grad = torch.zeros_like(master)
-        norm = float(torch.nn.utils.get_total_norm([master.grad for master in self.masters.values() if master.grad is not None]))
+        norm = self.spread.norm(self.masters)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.clear()
             self._skip(loss, norm)
@@ -64,12 +66,14 @@ class Stepper:
         self.adamw.param_groups[0]["lr"] = rate
         self.adamw.step()
         self.clear()
+        self.spread.stepped(self.masters)
         self.skipped_in_a_row = 0
         return {"loss/grad_norm": norm, "loss/learning_rate": rate}
 
     def clear(self) -> None:
         """Forgets gradients: after a step, and when a batch is given up half-way."""
-        self.adamw.zero_grad(set_to_none=True)
+        for master in self.masters.values():
+            master.grad = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Tensors for a safetensors file, counters for a JSON file. Nothing is pickled."""

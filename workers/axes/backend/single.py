@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from workers.axes.backend.objective import Objective
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
+from workers.axes.backend.spread import Alone, Spread
 from workers.axes.backend.threads import share
 from workers.axes.lora.base import Adapters, child_generator
 from workers.axes.payload.base import Payload
@@ -40,6 +41,7 @@ class _Tally:
     clipped: int = 0
     judged: int = 0
     stepped: dict[str, float] = field(default_factory=dict)
+    SUMMED: ClassVar[tuple[str, ...]] = ("clipped",)  # counters that each rank keeps for its own rows; added up at the end of a batch
 
 
 class SingleProcessTrainer:
@@ -64,7 +66,9 @@ class SingleProcessTrainer:
         self._payload: Payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
         self._objective = Objective(config)
         batch = config.batch
-        self._stepper = Stepper(self._adapters.masters, config.optimizer, config.budget.steps * batch.epochs * batch.minibatches)
+        self._spread = self._distribute()
+        steps = config.budget.steps * batch.epochs * batch.minibatches
+        self._stepper = Stepper(self._adapters.masters, config.optimizer, steps, self._spread)
 
     def train(self, batch: Batch) -> StepResult:
         """One batch: `epochs` x `minibatches` optimizer steps. With one step, old log-probs are those of its own forward pass."""
@@ -75,10 +79,12 @@ class SingleProcessTrainer:
         tally = _Tally()
         if items:
             plan = self._plan(prepared, batch.step)
+            self._deal(prepared, plan)
             if len(plan) > 1:
                 self._recompute(items, tally)
             for chosen in plan:
                 self._optimizer_step(prepared, chosen, tally)
+            self._collect(tally)
         self._steps += 1
         return StepResult(
             step=batch.step,
@@ -107,6 +113,30 @@ class SingleProcessTrainer:
         """`train` raises Cancelled before its next micro-batch; the adapters stay as the last optimizer step left them."""
         self._interrupted.set()
 
+    # -- what a backend of several ranks does otherwise ----------------------------------------------
+
+    def _distribute(self) -> Spread:
+        """Called once, when model and adapters are made: lays them out over the ranks."""
+        return Alone()
+
+    def _pass(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """The forward pass of a micro-batch: log-probs and entropies, see `forward`."""
+        return forward(self._model, micro, self._config.sampling.temperature)
+
+    def _deal(self, prepared: Prepared, plan: list[list[int]]) -> None:
+        """Called with each batch before its first pass: settles which items are this rank's, for the whole batch."""
+
+    def _mine(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Those of `items` that this rank computes."""
+        return items
+
+    def _combine(self, loss: float) -> float:
+        """Called before each optimizer step: adds up the ranks' gradients, and their shares of the loss."""
+        return loss
+
+    def _collect(self, tally: _Tally) -> None:
+        """Called at the end of a batch: afterwards the tally speaks of every rank's items."""
+
     # -- one batch ---------------------------------------------------------------------------------
 
     def _plan(self, prepared: Prepared, step: int) -> list[list[int]]:
@@ -124,13 +154,13 @@ class SingleProcessTrainer:
 
     def _recompute(self, items: Sequence[Item], tally: _Tally) -> None:
         """Old log-probs of the whole batch, before its first of several optimizer steps."""
-        for micro in self._micro_batches(rows_of(items, self._config.batch.micro_tokens)):
+        for micro in self._micro_batches(rows_of(self._mine(items), self._config.batch.micro_tokens)):
             with torch.no_grad():
-                self._remember(micro, *forward(self._model, micro, self._config.sampling.temperature), tally)
+                self._remember(micro, *self._pass(micro), tally)
 
     def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: _Tally) -> None:
         config = self._config
-        items = [item for number in chosen for item in prepared.groups[number]]
+        items = self._mine([item for number in chosen for item in prepared.groups[number]])
         counts = prepared.denominators(chosen, config.sampling.max_new_tokens)
         rows = rows_of(items, config.batch.micro_tokens)
         # Rows of equal rewards have no gradient: their log-probs are wanted once, a backward pass never.
@@ -139,9 +169,9 @@ class SingleProcessTrainer:
         loss = 0.0
         for micro in self._micro_batches([row for row in silent if row.items[0].index not in tally.logprobs]):
             with torch.no_grad():
-                self._remember(micro, *forward(self._model, micro, config.sampling.temperature), tally)
-        for micro in self._micro_batches(teaching):
-            flat, entropy = forward(self._model, micro, config.sampling.temperature)
+                self._remember(micro, *self._pass(micro), tally)
+        for micro in self._micro_batches(teaching, learn=True):
+            flat, entropy = self._pass(micro)
             if micro.items[0].index not in tally.logprobs:
                 self._remember(micro, flat.detach(), entropy, tally)
             old = micro.spread(torch.cat([tally.logprobs[item.index] for item in micro.items]))
@@ -151,14 +181,16 @@ class SingleProcessTrainer:
             self._adapters.gather()
             loss += float(share.detach())
         tally.judged += counts.tokens
+        loss = self._combine(loss)
         stepped = self._stepper.step(loss)
         if stepped:
             self._adapters.refresh()
             tally.losses.append(loss)
             tally.stepped = stepped
 
-    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """Built one at a time; between two of them a cancel is heard."""
+    def _micro_batches(self, rows: Sequence[Row], learn: bool = False) -> Iterator[MicroBatch]:
+        """Built one at a time; between two of them a cancel is heard. For each, the caller makes exactly one `_pass`, and where
+        it is to `learn`, one backward pass: ranks of a sharded model must agree on their number."""
         pad = self._model.config.pad_token_id or 0
         for some in micro_batches(rows, self._config.batch.micro_tokens):
             if self._interrupted.is_set():
