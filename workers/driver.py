@@ -35,7 +35,7 @@ from workers.logs import LogFollower
 from workers.parts import TRAINER, Parts
 from workers.pipeline import Pipeline
 from workers.pool import Pool
-from workers.progress import Progress
+from workers.progress import Progress, open_slots
 from workers.provenance import provenance
 from workers.records import Group, to_wire
 from workers.scoring.threads import ThreadScorer
@@ -177,9 +177,10 @@ class Driver:
             clock=self._clock,
             environment=environment,
             scorer=ThreadScorer(environment, config.rewards.timeout_s),
-            pool=Pool(pools.generators, config.rollout.max_running, self.time, self._tell_of_loss),
-            buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer),
+            pool=Pool(pools.generators, config.rollout.max_running, self.time, self._tell_of_loss, config.rollout.route),
+            buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer, config.batch.prompts),
             staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
+            partial=[registry.resolve("partial", kind)() for kind in config.partial],
             trainer=pools.trainer,
             emit=self.emit,
             samples=self.samples,
@@ -199,7 +200,7 @@ class Driver:
             "samples": self.samples.as_dict(),
             "source": parts.environment.source.state(),
             "buffer": to_wire(parts.buffer.contents()),
-            "under_way": [{"id": group.id, "prompt": to_wire(group.prompt)} for group in under_way.values()],
+            "under_way": [{"id": group.id, "prompt": to_wire(group.prompt), "slots": open_slots(group)} for group in under_way.values()],
             "config": self.config.as_json(),
         }
         saved = await self.checkpoints.save(

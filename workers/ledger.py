@@ -25,6 +25,7 @@ CAUSES = (
     "wait_buffer_empty",
     "wait_buffer_full",
     "wait_depth_bound",
+    "wait_sync",
     "environment",
     "idle",
 )
@@ -41,6 +42,8 @@ class SampleLedger:
         self.in_flight = 0
         self.dropped: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
+        # What the policies did on the way, beside the account: it is no place where a sample could be.
+        self.effects: Counter[str] = Counter()
 
     def dispatch(self, samples: int) -> None:
         self.dispatched += samples
@@ -53,6 +56,11 @@ class SampleLedger:
     def train(self, samples: int) -> None:
         self.buffered -= samples
         self.trained += samples
+
+    def recycle(self, samples: int) -> None:
+        """Back from the buffer to generation, under the same ids."""
+        self.buffered -= samples
+        self.in_flight += samples
 
     def drop(self, samples: int, reason: str, *, buffered: bool) -> None:
         """Leaves the flow unused, counted by reason; `buffered` tells whether it had entered the buffer."""
@@ -82,6 +90,7 @@ class SampleLedger:
             "dropped": dict(sorted(self.dropped.items())),
             "lost": sum(self.lost.values()),
             "lost_by_reason": dict(sorted(self.lost.items())),
+            "effects": dict(sorted((name, count) for name, count in self.effects.items() if count)),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -92,6 +101,7 @@ class SampleLedger:
         self.in_flight = saved["in_flight"]
         self.dropped = Counter(saved["dropped"])
         self.lost = Counter(saved["lost_by_reason"])
+        self.effects = Counter(saved["effects"])
 
 
 class TimeLedger:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from workers.axes.buffer.base import Buffer
 from workers.axes.orchestration.base import TrainerClient
+from workers.axes.partial.base import Partial
 from workers.axes.staleness.base import Staleness
 from workers.clock import Clock
 from workers.contract.config import RunConfig
@@ -33,6 +34,7 @@ class Parts:
     pool: Pool
     buffer: Buffer
     staleness: Staleness
+    partial: list[Partial]
     trainer: TrainerClient
     emit: Emitter
     samples: SampleLedger

@@ -3,28 +3,30 @@
       dispatch ----> engines ----> scorer ----> buffer ----> trainer ----> publish
          ^             ^  each sample alone       |  whole      |             |
          |             |                          |  groups     |             |
-         |             +---- new weights, between two forward passes <--------+
-         +---- waits for: a free slot; room in the buffer; the depth bound
+         |             +---- new weights, as the interrupt says <--------------+
+         +---- waits for: a free slot; room in the buffer; the depth bound; a swap
 
 Three loops. `dispatch` waits for room and starts a group; it is freed by a finished sample, a group taken from the
 buffer, a publish. `train` waits for a batch of admitted groups; it is freed by the buffer. `pulse` waits a second
-and tells the state. A group's own task waits in `buffer.put` while the buffer is full: that is the backpressure.
+and tells the state. A group's own task (see `flight`) waits in `buffer.put` while the buffer is full: that is the backpressure.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
-from workers import report
+from workers import admission, report
 from workers.evaluate import evaluate
+from workers.flight import Flight
 from workers.parts import TRAINER, Parts
-from workers.records import Batch, Group, Prompt, Sample, SampleRequest
-from workers.requests import training_requests
-from workers.throttle import blocked
+from workers.publish import publish
+from workers.records import Batch, Group, Sample
+from workers.throttle import Load, blocked
 
 LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
-REFUSED_BATCHES = 20  # so many batches' worth of groups dropped in a row, with none trained, is no progress
+REFUSED_BATCHES = 20  # so many batches' worth of groups refused in a row, with none trained, is no progress
 
 
 class Pipeline:
@@ -32,102 +34,112 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.under_way: dict[str, Group] = {}  # dispatched, not yet in the buffer; saved by checkpoints
         self._moved = asyncio.Event()  # set whenever the answer of `blocked` may have changed
-        self._running: set[asyncio.Task[None]] = set()
+        self.flight = Flight(parts, self._admit, self._moved.set)
+        self._tasks = asyncio.TaskGroup()
         self._groups = len(parts.buffer.contents()) + len(parts.progress.batch)  # from dispatch until trained or dropped
-        self._generating = 0  # samples dispatched to engines and not yet back
-        self._waiting = 0  # complete groups that wait for room in the buffer
+        self._door: list[Group] = []  # complete groups that wait for room in the buffer
         self._unpublished = 0  # groups trained whose publish is still to come
-        self._refused: Counter[str] = Counter()  # groups dropped since the last step, by reason
+        self._swapping = False
+        self._refused: Counter[str] = Counter()  # groups refused since the last step, by reason
+        self._pending: set[str] = set()  # publish, evaluate, save: due, and not done yet
         self._done = dict.fromkeys(("publish", "evaluate", "save"), parts.progress.step)  # the step each was last done at
         self._stepped_at = parts.clock.now()
 
     async def run(self) -> None:
         """Returns when the budget is spent or a stop was requested. Raises the first failure of any loop."""
-        async with asyncio.TaskGroup() as tasks:
-            loops = {tasks.create_task(self._dispatch(tasks)), tasks.create_task(report.pulse(self.parts))}
+        async with self._tasks as tasks:
+            loops = {tasks.create_task(self._dispatch()), tasks.create_task(report.pulse(self.parts))}
             await self._train()
-            for task in loops | self._running:
+            for task in loops:
                 task.cancel()
+            self.flight.cancel()
             self._settle()
 
-    async def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+    async def _dispatch(self) -> None:
         for group in self.parts.progress.take_unfinished():
-            self._start(tasks, group)
+            self._start(group)
         while True:
             await self._room()
             prompt = self.parts.environment.source.next()
+            self.parts.samples.effects["prompts_passed_over"] = self.parts.environment.source.passed_over
             group = Group(id=self.parts.progress.next_group_id(), prompt=prompt, dispatched_version=self.parts.progress.version)
             self.parts.samples.dispatch(self.parts.config.batch.group_size)
-            self._start(tasks, group)
+            self._start(group)
 
-    def _start(self, tasks: asyncio.TaskGroup, group: Group) -> None:
-        self.under_way[group.id] = group
+    def _start(self, group: Group) -> None:
         self._groups += 1
-        self._generating += self.parts.config.batch.group_size
-        task = tasks.create_task(self._generate(group))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.flight.start(self._tasks, group)
 
     async def _room(self) -> None:
         """Waits until one more group may be dispatched, and says meanwhile what holds it back."""
-        parts = self.parts
         while True:
-            buffered = len(parts.buffer.contents())
-            reason = blocked(
-                parts.config,
-                steps_done=parts.progress.step,
-                groups=self._groups,
-                unpublished=self._unpublished,
-                waiting=buffered + self._waiting,
-                generating=self._generating,
-                slots=parts.pool.slots,
-            )
-            parts.pool.block(reason)
+            reason = blocked(self.parts.config, self._load())
+            self.parts.pool.block(reason)
             if reason is None:
                 return
             self._moved.clear()
             await self._moved.wait()
 
-    async def _generate(self, group: Group) -> None:
-        requests = training_requests(self.parts.config, group, self.parts.environment.stop_ids)
-        group.samples = list(await asyncio.gather(*(self._fill(group.prompt, request) for request in requests)))
-        await self._admit(group)
-
-    async def _fill(self, prompt: Prompt, request: SampleRequest) -> Sample:
-        rollout = await self.parts.pool.generate(request)
-        self._generating -= 1
-        self._moved.set()
-        return await self.parts.scorer.score(prompt, rollout)
+    def _load(self) -> Load:
+        parts = self.parts
+        return Load(
+            steps_done=parts.progress.step,
+            groups=self._groups + parts.progress.holes,
+            unpublished=self._unpublished,
+            units=report.units(parts, [*parts.buffer.contents(), *self._door]),
+            capacity=parts.buffer.capacity,
+            generating=self.flight.generating,
+            slots=parts.pool.slots,
+            swapping=self._swapping,
+            delayed=self._delayed(),
+        )
 
     async def _admit(self, group: Group) -> None:
-        """Failed samples leave the group, counted; a group that can teach goes to the buffer."""
-        ledger, failed = self.parts.samples, [sample for sample in group.samples if sample.reward is None]
-        group.samples = [sample for sample in group.samples if sample.reward is not None]
-        reason = None
-        if len(group.samples) < 2:
-            reason = "group_incomplete"
-        elif self.parts.config.rewards.zero_variance == "drop" and len(set(group.rewards)) == 1:
-            reason = "zero_variance"
-        if reason is None:
-            self._waiting += 1
-            await self.parts.buffer.put(group)
-            self._waiting -= 1
-            ledger.buffer(len(group.samples))
+        """All its samples are back: those that cannot teach leave it, counted; a group that can goes to the buffer."""
+        parts = self.parts
+        verdict = admission.judge(parts.config.rewards, group)
+        group.samples, group.slots = verdict.kept, []
+        if parts.config.rewards.on_truncated in ("mask", "penalise"):
+            parts.samples.effects[f"truncated_{parts.config.rewards.on_truncated}"] += sum(sample.truncated for sample in group.samples)
+        for reason, samples in verdict.left.items():
+            parts.samples.drop(len(samples), reason, buffered=False)
+            report.left(parts, group, samples, reason)
+        parts.environment.source.observe(group.prompt, group.rewards)
+        if verdict.refuse is None or (verdict.refuse == "zero_variance" and self._keeps_equal()):
+            self._door.append(group)
+            try:
+                evicted = await parts.buffer.put(group)
+            finally:
+                self._door.remove(group)
+            parts.samples.buffer(len(group.samples))
+            for old in evicted:
+                self._refuse(old, "overwritten", buffered=True)
         else:
-            self._refuse(group, reason, buffered=False)
-        if failed:
-            ledger.drop(len(failed), "scoring_failed", buffered=False)
-            report.failed(self.parts, group, failed)
-        del self.under_way[group.id]
+            self._refuse(group, verdict.refuse, buffered=False)
         self._moved.set()
+
+    def _keeps_equal(self) -> bool:
+        """A group of equal rewards is to go: it leaves a hole in its batch, or is replaced while refills last. True: it stays."""
+        progress, rewards = self.parts.progress, self.parts.config.rewards
+        if rewards.zero_variance == "refill":
+            if progress.refills >= rewards.refill_max:
+                return True
+            progress.refills += 1
+            self.parts.samples.effects["groups_refilled"] += 1
+        else:
+            progress.holes += 1
+            self.parts.samples.effects["groups_left_out"] += 1
+        return False
 
     def _refuse(self, group: Group, reason: str, *, buffered: bool) -> None:
         """Drops a whole group, counted and told. Too many in a row with nothing trained is a failure, not a wait."""
         self.parts.samples.drop(len(group.samples), reason, buffered=buffered)
         report.dropped(self.parts, group, reason)
         self._groups -= 1
+        self._count_refusal(reason)
+
+    def _count_refusal(self, reason: str) -> None:
         self._refused[reason] += 1
         if self._refused.total() >= REFUSED_BATCHES * self.parts.config.batch.prompts:
             raise report.no_progress(self._refused)
@@ -161,17 +173,27 @@ class Pipeline:
 
     async def _after_step(self) -> None:
         config, step = self.parts.config, self.parts.progress.step
-        evaluate = report.due(step, config.evaluation.every_steps)
-        save = report.due(step, config.checkpoint.every_steps) or self.parts.save_requested()
-        # A score and a checkpoint are of a published version, so that a version never means two sets of weights.
-        if report.due(step, config.sync.every_steps) or evaluate or save:
+        every = {"publish": config.sync.every_steps, "evaluate": config.evaluation.every_steps, "save": config.checkpoint.every_steps}
+        self._pending |= {name for name, steps in every.items() if report.due(step, steps)}
+        if self.parts.save_requested():
+            self._pending.add("save")
+        if self._pending and not self._delayed():
+            # A score and a checkpoint are of a published version, so that a version never means two sets of weights.
             await self._publish()
-        if evaluate:
-            await self._evaluate()
-        if save:
-            await self._save()
+            if "evaluate" in self._pending:
+                await self._evaluate()
+            if "save" in self._pending:
+                await self._save()
+            self._pending.clear()
+        self._moved.set()
         self.parts.samples.check()
         report.state(self.parts, "running")
+
+    def _delayed(self) -> bool:
+        """Whether a publish is due and has to wait: it would push over the limit what is still to be trained."""
+        parts, following = self.parts, self.parts.progress.version + 1
+        untrained = (*self.flight.groups.values(), *parts.buffer.contents(), *parts.progress.batch)
+        return bool(self._pending) and any(parts.staleness.delays(group, following) for group in untrained)
 
     async def _conclude(self) -> None:
         """The end, by budget or on request: the last weights are published, measured and saved."""
@@ -184,25 +206,53 @@ class Pipeline:
             await self._save(last=True)
 
     async def _batch(self) -> list[Group]:
-        """Takes admitted groups until they make a batch; what the staleness policy refuses is counted and replaced.
+        """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
 
         Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
         """
         parts, gathered = self.parts, self.parts.progress.batch
+        prompts = parts.config.batch.prompts
         parts.waiting_for_batch = True
         with parts.time.during(TRAINER, "wait_buffer_empty"):
-            while len(gathered) < parts.config.batch.prompts:
+            while not gathered or len(gathered) + parts.progress.holes < prompts:
                 group = await self._take()
                 if group is None:
                     return []
                 self._moved.set()
-                reason = parts.staleness.refuse(group, parts.progress.version)
-                if reason is None:
+                if self._fresh(group):
                     gathered.append(group)
-                else:
-                    self._refuse(group, reason, buffered=True)
         parts.waiting_for_batch = False
+        parts.progress.holes = max(0, parts.progress.holes - (prompts - len(gathered)))
         return sorted(gathered, key=lambda group: (len(group.id), group.id))
+
+    def _fresh(self, group: Group) -> bool:
+        """Whether the group is trained now. What is too old is dropped or generated again: the group, or its samples one by one."""
+        parts = self.parts
+        single = parts.config.buffer.unit == "sample"
+        pieces = [replace(group, samples=[sample]) for sample in group.samples] if single else [group]
+        fates = {id(piece): parts.staleness.judge(piece, parts.progress.version) for piece in pieces}
+        old = [sample for piece in pieces if fates[id(piece)] != "train" for sample in piece.samples]
+        if not old:
+            return True
+        kept = [sample for piece in pieces if fates[id(piece)] == "train" for sample in piece.samples]
+        if "recycle" in fates.values():
+            self._recycle(group, kept, old)
+        elif len(kept) < 2:
+            self._refuse(group, "stale", buffered=True)
+        else:
+            parts.samples.drop(len(old), "stale", buffered=True)
+            group.samples = kept
+            return True
+        return False
+
+    def _recycle(self, group: Group, kept: list[Sample], old: list[Sample]) -> None:
+        parts = self.parts
+        parts.samples.recycle(len(group.samples))
+        parts.samples.effects["recycled"] += len(old)
+        parts.samples.effects["tokens_discarded"] += sum(len(sample.rollout.token_ids) for sample in old)
+        slots = [sample.rollout.index for sample in old]
+        self.flight.start(self._tasks, replace(group, dispatched_version=parts.progress.version, samples=kept, slots=slots))
+        self._count_refusal("recycled")
 
     async def _take(self) -> Group | None:
         """The next group of the buffer, None when a stop was requested first."""
@@ -219,10 +269,15 @@ class Pipeline:
     async def _publish(self) -> None:
         """A version advances only after every engine has answered with the published digest."""
         parts, began = self.parts, self.parts.clock.now()
-        with parts.time.during(TRAINER, "sync_pause"):
-            manifest = await parts.trainer.publish(parts.progress.version + 1)
-            updates = await parts.pool.update(manifest)
+        self._swapping = parts.config.interrupt.kind == "batch"
+        try:
+            manifest, updates = await publish(parts, parts.progress.version + 1)
+        finally:
+            self._swapping = False
         parts.progress.version = manifest.version
+        for group in self.flight.give_up(manifest.version):
+            parts.samples.drop(len(group.slots) + len(group.samples) or parts.config.batch.group_size, "cancelled", buffered=False)
+            self._groups -= 1
         self._done["publish"] = parts.progress.step
         self._unpublished = 0
         self._moved.set()
@@ -236,7 +291,7 @@ class Pipeline:
         """A save that finds no room is told and tried again at the next due step; only the last one must succeed."""
         try:
             with self.parts.time.during(TRAINER, "checkpoint"):
-                await self.parts.save(self.under_way)
+                await self.parts.save(self.flight.groups)
             self._done["save"] = self.parts.progress.step
         except OSError as error:
             self.parts.emit.log("error", f"the checkpoint of step {self.parts.progress.step} was not written: {error}", "checkpoint")

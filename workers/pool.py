@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
+from zlib import crc32
 
 from workers.axes.orchestration.watch import answered, silence
 from workers.axes.orchestration.wire import copy_of
@@ -16,9 +17,9 @@ from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, Upda
 from workers.rollout.base import Generator
 
 # "slots_full" and "enough" are no waits: the engines are busy, or what is under way suffices for the rest of the run.
-Blocked = Literal["wait_buffer_full", "wait_depth_bound", "slots_full", "enough"]
+Blocked = Literal["wait_buffer_full", "wait_depth_bound", "wait_sync", "slots_full", "enough"]
 STATUS_PATIENCE_S = 30.0
-_WAITS = ("wait_buffer_full", "wait_depth_bound", "enough")
+_WAITS = ("wait_buffer_full", "wait_depth_bound", "wait_sync", "enough")
 T = TypeVar("T")
 
 
@@ -29,7 +30,12 @@ class Pool:
     """
 
     def __init__(
-        self, engines: dict[str, Generator], slots: int, time: TimeLedger, on_lost: Callable[[str, EngineError], None] | None = None
+        self,
+        engines: dict[str, Generator],
+        slots: int,
+        time: TimeLedger,
+        on_lost: Callable[[str, EngineError], None] | None = None,
+        route: str = "least_tokens",
     ) -> None:
         self.engines = dict(engines)
         self.versions = dict.fromkeys(engines, 0)
@@ -37,6 +43,7 @@ class Pool:
         self._slots_each = slots
         self._time = time
         self._on_lost = on_lost
+        self._route = route
         self._down: dict[str, asyncio.Future[EngineError]] = {}
         self._last_loss: EngineError | None = None
         self._train: Counter[str] = Counter()
@@ -68,14 +75,14 @@ class Pool:
             raise copy_of(error)
 
     async def generate(self, request: SampleRequest) -> Rollout:
-        """Routes to the engine with the least work.
+        """Routes to the engine that parked the sample, else as `rollout.route` says.
 
         A request is dispatched again when its engine dies, and once when a living engine fails it; never twice to the same.
         """
         tried: set[str] = set()
         refused = 0
         while True:
-            name = self._choose(tried)
+            name = self._choose(request, tried)
             tried.add(name)
             try:
                 return await self._generate_on(name, request)
@@ -170,10 +177,14 @@ class Pool:
             counter[name] -= 1
             self._retime()
 
-    def _choose(self, avoid: set[str]) -> str:
+    def _choose(self, request: SampleRequest, avoid: set[str]) -> str:
         names = [name for name in self.engines if name not in avoid]
         if not names:
             raise self._none_left()
+        if request.parked_on in names:
+            return request.parked_on
+        if self._route == "prefix":
+            return names[crc32(request.group_id.encode()) % len(names)]
         return min(names, key=lambda name: self._train[name] + self._evaluation[name])
 
     def _down_future(self, name: str) -> asyncio.Future[EngineError]:
@@ -196,5 +207,5 @@ class Pool:
                 if self._blocked in _WAITS and self._train[name] < self._slots_each / 2:
                     causes.add("straggler_tail")
             if not causes:
-                causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound") else "idle")
+                causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync") else "idle")
             self._time.set(name, causes)

@@ -17,6 +17,8 @@ class Progress:
     groups_dispatched: int = 0
     tokens_trained: int = 0
     batch: list[Group] = field(default_factory=list)
+    holes: int = 0  # places of the next batch that dropped groups leave empty
+    refills: int = 0  # groups replaced for the next batch
     rewards: list[float] = field(default_factory=list)  # mean reward of every step so far
     lag_tokens: int = 0
     lag_sum: int = 0
@@ -37,11 +39,12 @@ class Progress:
     def take_unfinished(self) -> list[Group]:
         """Groups that were in flight at the checkpoint: dispatched again under the same ids, at today's version."""
         groups, self.unfinished = self.unfinished, []
-        return [Group(id=group.id, prompt=group.prompt, dispatched_version=self.version) for group in groups]
+        return [Group(id=group.id, prompt=group.prompt, dispatched_version=self.version, slots=group.slots) for group in groups]
 
     def stepped(self, batch: Batch) -> None:
         self.step = batch.step
         self.batch = []
+        self.refills = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For a checkpoint; `restore` is its inverse."""
@@ -49,7 +52,12 @@ class Progress:
         return {**plain, "batch": to_wire(self.batch)}
 
     def restore(self, saved: dict[str, Any], under_way: list[dict[str, Any]]) -> None:
-        """`under_way` holds the id and prompt of every group that was in flight."""
+        """`under_way` holds id, prompt and open slots of every group that was in flight."""
         for name, value in saved.items():
             setattr(self, name, [from_wire(Group, item) for item in value] if name == "batch" else value)
-        self.unfinished = [Group(item["id"], from_wire(Prompt, item["prompt"]), self.version) for item in under_way]
+        self.unfinished = [Group(item["id"], from_wire(Prompt, item["prompt"]), self.version, slots=item["slots"]) for item in under_way]
+
+
+def open_slots(group: Group) -> list[int]:
+    """The slots of a group in flight that a resume fills again: those being filled, and those it holds already. Empty: all."""
+    return sorted({*group.slots, *(sample.rollout.index for sample in group.samples)}) if group.slots else []

@@ -105,10 +105,11 @@ class Group:
     prompt: Prompt
     dispatched_version: int
     samples: list[Sample] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)  # the completion slots to be filled; empty: all of them
 
     @property
     def oldest_version(self) -> int:
-        return min(min(sample.rollout.versions) for sample in self.samples)
+        return min(min(sample.rollout.versions) for sample in self.samples if sample.rollout.versions)
 
     @property
     def rewards(self) -> list[float]:

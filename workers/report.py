@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SAMPLES_A_STEP = 8
 SAMPLES_A_GROUP = 2
-_THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound"}
+_THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync"}
 
 
 def due(step: int, every: int) -> bool:
@@ -49,6 +49,7 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
             "samples/trained": parts.samples.trained,
             "samples/dropped": sum(parts.samples.dropped.values()),
             "samples/tokens": parts.progress.tokens_trained,
+            "samples/tokens_discarded": parts.samples.effects["tokens_discarded"],
         }
     )
     skips = int(result.metrics.get("loss/skipped_steps", 0))
@@ -85,21 +86,29 @@ def no_progress(refused: Counter[str]) -> EngineError:
     cures = {
         "zero_variance": "the task is too easy or too hard for this model: choose another, or set rewards.zero_variance to keep",
         "stale": "raise staleness.max_lag, lower buffer.depth, or set staleness.depth_bound",
+        "recycled": "everything is too old when its turn comes: raise staleness.max_lag, or lower staleness.depth_bound",
+        "overwritten": "the trainer is far slower than generation: raise buffer.ring, or choose a bounded buffer",
         "group_incomplete": "the verifier fails on nearly every sample: see the failed samples and their errors",
     }
     return EngineError(
-        f"{refused.total()} groups in a row were dropped and none was trained, {count} of them as {reason}",
+        f"{refused.total()} groups in a row were refused and none was trained, {count} of them as {reason}",
         field="sample_ledger.dropped",
         value=dict(refused),
         cure=cures.get(reason, "see the dropped samples"),
     )
 
 
-def failed(parts: Parts, group: Group, samples: list[Sample]) -> None:
-    """Samples whose judgement failed: shown and logged, never a reward of 0."""
+def left(parts: Parts, group: Group, samples: list[Sample], reason: str) -> None:
+    """Samples that leave their group: shown with the reason. One whose judgement failed is logged, and is never a reward of 0."""
     for sample in samples[:SAMPLES_A_GROUP]:
-        parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
-        _sample(parts, group.id, group.prompt, sample, "failed", reason="scoring_failed")
+        if reason == "scoring_failed":
+            parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
+        _sample(parts, group.id, group.prompt, sample, "failed" if sample.reward is None else "dropped", reason=reason)
+
+
+def units(parts: Parts, groups: list[Group]) -> int:
+    """How many of the buffer's units these groups are."""
+    return len(groups) if parts.config.buffer.unit == "group" else sum(len(group.samples) for group in groups)
 
 
 def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], latency_s: float) -> None:
@@ -121,6 +130,9 @@ def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], lat
             "version": manifest.version,
             "bytes": manifest.bytes,
             "digest": manifest.digest,
+            "transport": manifest.transport,
+            "payload": manifest.payload,
+            "note": manifest.note,
             "phases": phases,
             "pause_s": pauses,
             "latency_s": latency_s,
@@ -172,7 +184,6 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
 def state(parts: Parts, status: str) -> None:
     """Called every second and after every step: flow, buffer and both ledgers as absolute values."""
     pool, progress, statuses = parts.pool, parts.progress, parts.pool.statuses
-    depth = len(parts.buffer.contents())
     throttle = _THROTTLES.get(pool.blocked or "")
     if throttle is None and parts.waiting_for_batch:
         throttle = "buffer_empty"
@@ -191,7 +202,7 @@ def state(parts: Parts, status: str) -> None:
             "throttle": throttle,
             **parts.rates.values,
         },
-        "buffer": {"depth": depth, "capacity": parts.config.buffer.depth, "unit": parts.config.buffer.unit},
+        "buffer": {"depth": units(parts, parts.buffer.contents()), "capacity": parts.buffer.capacity, "unit": parts.config.buffer.unit},
         "samples": parts.samples.as_dict(),
         "time": parts.time.as_dict(),
         "lag": {"mean": progress.lag_sum / progress.lag_tokens if progress.lag_tokens else None, "max": progress.lag_max},
@@ -214,7 +225,7 @@ def _gauges(parts: Parts) -> None:
     """What changes between two steps and matters there."""
     statuses = parts.pool.statuses.values()
     values: dict[str, float] = {
-        "buffer/depth": len(parts.buffer.contents()),
+        "buffer/depth": units(parts, parts.buffer.contents()),
         "flow/in_flight": parts.samples.in_flight,
         "flow/running": sum(engine.running for engine in statuses),
         "system/generator_rss": sum(engine.rss for engine in statuses),

@@ -15,7 +15,7 @@ def stream_key(seed: int, *names: object) -> int:
 
 
 def training_requests(config: RunConfig, group: Group, stop_ids: list[int]) -> list[SampleRequest]:
-    """One request a completion slot of the group."""
+    """One request for each completion slot of the group that is to be filled."""
     sampling = config.sampling
     return [
         SampleRequest(
@@ -31,7 +31,7 @@ def training_requests(config: RunConfig, group: Group, stop_ids: list[int]) -> l
             min_p=sampling.min_p,
             stop_ids=stop_ids,
         )
-        for index in range(config.batch.group_size)
+        for index in group.slots or range(config.batch.group_size)
     ]
 
 

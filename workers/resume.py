@@ -7,7 +7,7 @@ from pathlib import Path
 from workers.checkpoint import Checkpoint, Checkpoints
 from workers.contract.config import RunConfig
 from workers.contract.errors import CheckpointError
-from workers.contract.loading import diff
+from workers.contract.loading import diff, upgraded
 from workers.folder import last_trained
 from workers.parts import Parts
 from workers.records import Group, from_wire
@@ -37,7 +37,7 @@ def find(folder: Path, config: RunConfig) -> tuple[Checkpoint, list[CheckpointEr
         raise CheckpointError(
             "there is no complete checkpoint to resume from", field="resume", value=str(folder), cure="start the run anew"
         )
-    before = RunConfig.model_validate(found.driver_state()["config"])
+    before = RunConfig.model_validate(upgraded(found.driver_state()["config"]))
     changed = {path: pair for path, pair in diff(before, config).items() if not path.startswith(MAY_DIFFER)}
     if changed:
         path, (old, new) = next(iter(changed.items()))
@@ -62,5 +62,5 @@ async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
         parts.samples.roll_back(trained - parts.samples.trained)
     parts.samples.check()
     # The engines hold version 0; the restored weights are published to them under the version they had.
-    manifest = await parts.trainer.publish(parts.progress.version)
+    manifest = await parts.trainer.publish(parts.progress.version, sorted(parts.pool.engines))
     await parts.pool.update(manifest)

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from workers.contract.bounds import most_groups
 from workers.contract.config import RunConfig
 from workers.pool import Blocked
 
 
-def blocked(
-    config: RunConfig, *, steps_done: int, groups: int, unpublished: int, waiting: int, generating: int, slots: int
-) -> Blocked | None:
-    """Why no further group may be dispatched, None when one may.
+@dataclass(frozen=True)
+class Load:
+    """What is under way.
 
-    groups: under way in all, from dispatch until trained; unpublished: trained, their publish still to come;
-    waiting: complete groups in the buffer or at its door; generating: samples that engines have and not yet returned.
+    groups: from dispatch until trained, and places of the next batch that stay empty; unpublished: groups trained, their publish
+    still to come; units: in the buffer or at its door, of `capacity`; generating: samples that engines have, of `slots`;
+    swapping: engines are between two versions and must run empty; delayed: a publish waits for groups to be trained.
     """
-    if groups >= (config.budget.steps - steps_done) * config.batch.prompts:
+
+    steps_done: int
+    groups: int
+    unpublished: int
+    units: int
+    capacity: int | None
+    generating: int
+    slots: int
+    swapping: bool = False
+    delayed: bool = False
+
+
+def blocked(config: RunConfig, load: Load) -> Blocked | None:
+    """Why no further group may be dispatched, None when one may."""
+    prompts = config.batch.prompts
+    if load.groups >= (config.budget.steps - load.steps_done) * prompts:
         return "enough"
-    bound = config.staleness.depth_bound
-    if bound is not None:
-        limit = bound.value * (config.batch.prompts if bound.unit == "batches" else 1 / config.batch.group_size)
-        if groups + unpublished + 1 > limit + 1e-9:
-            return "wait_depth_bound"
-    if waiting >= config.buffer.depth:
+    # While a publish waits, only what is missing for a batch is dispatched: more would make it wait for ever.
+    if load.swapping or (load.delayed and load.groups >= prompts):
+        return "wait_sync"
+    limit = most_groups(config)
+    if limit is not None and load.groups + (0 if load.delayed else load.unpublished) + 1 > limit + 1e-9:
+        return "wait_depth_bound"
+    if load.capacity is not None and load.units >= max(load.capacity, 1):
         return "wait_buffer_full"
-    return "slots_full" if generating >= slots else None
+    return "slots_full" if load.generating >= load.slots else None

@@ -69,7 +69,7 @@ class EmulatedTrainer:
         self.batches.append(batch)
         return StepResult(batch.step, {"loss/policy": 0.0}, {}, {}, seconds=self._train_s)
 
-    async def publish(self, version: int) -> Manifest:
+    async def publish(self, version: int, receivers: list[str]) -> Manifest:
         await self._clock.sleep(0.01)
         return Manifest(version, f"digest-{version}", 1000, "adapter", "emulated", {}, 0.01)
 
@@ -96,10 +96,13 @@ class InlineScorer:
 class CountingSource:
     def __init__(self) -> None:
         self.index = -1
+        self.passed_over = 0
 
     def next(self) -> Prompt:
         self.index += 1
         return Prompt(f"p:{self.index}", self.index, f"question {self.index}", [1, 2, 3])
+
+    def observe(self, prompt: Prompt, rewards: list[float]) -> None: ...
 
     def state(self) -> dict[str, Any]:
         return {"index": self.index}
@@ -176,8 +179,9 @@ def rig(config: RunConfig, *, generators: int = 1, token_s: float = 0.05, train_
         environment=EmulatedEnvironment(),
         scorer=InlineScorer(options.get("failing"), options.get("constant")),
         pool=Pool(engines, config.rollout.max_running, time),
-        buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer),
+        buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer, config.batch.prompts),
         staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
+        partial=[registry.resolve("partial", kind)() for kind in config.partial],
         trainer=EmulatedTrainer(clock, train_s=train_s),
         emit=MemoryEmitter(),  # type: ignore[arg-type]
         samples=SampleLedger(),

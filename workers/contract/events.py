@@ -35,7 +35,7 @@ DESCRIPTIONS: dict[str, str] = {
     "points": "One series in columns: {name, t: [], step: [], value: []}.",
     "state": "Flow, buffer and both ledgers as absolute values; every second and after every step.",
     "lag": "Distribution of lag by trained token of the step: {counts: {lag: tokens}}.",
-    "sync": "One publish: version, bytes, digest, phases in seconds, pause of each engine.",
+    "sync": "One publish: version, bytes, digest, transport, payload and what it notes, phases in seconds, pause of each engine.",
     "sample": "One judged completion with its prompt, reward, advantage, version span, tokens, log-probs, drop reason.",
     "evaluation": "One score: version, n, mean, standard error, seconds.",
     "checkpoint": "A complete checkpoint: path, step, version, bytes, sha256 of its manifest.",

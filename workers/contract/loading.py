@@ -16,8 +16,24 @@ from workers.contract.errors import ConfigError, HeadraceError
 read = reading.read
 parse = reading.parse
 
-# Version n -> the function that turns a spec of version n into one of n + 1. Version 1 is the first.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+def _from_version_1(table: dict[str, Any]) -> dict[str, Any]:
+    """The importance cap became one of several corrections; a dropped group of equal rewards was always replaced."""
+    loss, rewards = table.get("loss"), table.get("rewards")
+    if isinstance(loss, dict) and "tis_cap" in loss:
+        cap = loss.pop("tis_cap")
+        reinforce = loss.get("policy") == "reinforce_is"
+        loss["corrections"] = [{"hi": cap}] if cap is not None and not reinforce and loss.get("anchor") != "rollout" else []
+        if reinforce:
+            loss["cap"] = cap
+    if isinstance(rewards, dict) and rewards.get("zero_variance") == "drop":
+        rewards["zero_variance"] = "refill"
+    table["schema_version"] = 2
+    return table
+
+
+# Version n -> the function that turns a spec of version n into one of n + 1.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
 
 # Options, and how the task is asked and answered, belong to the dataset they were written for.
 _OF_ONE_DATASET = ("options", "system_prompt", "answer")
@@ -94,10 +110,11 @@ def _checked(spec: Mapping[str, Any] | None) -> dict[str, Any]:
     faults = reading.tree_faults(table)
     if faults:
         raise reading.as_config_error(faults)
-    return _upgraded(copy.deepcopy(table))
+    return upgraded(copy.deepcopy(table))
 
 
-def _upgraded(table: dict[str, Any]) -> dict[str, Any]:
+def upgraded(table: dict[str, Any]) -> dict[str, Any]:
+    """A spec at today's schema version. Called for everything that was stored, and may take the table apart."""
     version = table.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version < 1:
         raise ConfigError("is a whole number from 1", field="schema_version", value=version, cure=f"set it to {SCHEMA_VERSION}")

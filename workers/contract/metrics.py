@@ -39,7 +39,7 @@ CATALOGUE: dict[str, Metric] = _table(
     Metric("reward/truncated_share", "Truncated samples", "share", "reward", "Share of samples cut at max_new_tokens."),
     Metric("reward/completion_tokens", "Completion length", "tokens", "reward", "Mean number of tokens a completion."),
     Metric("eval/reward_mean", "Held-out reward", "", "evaluation", "Mean reward on held-out prompts at one pinned version.", True),
-    Metric("buffer/depth", "Buffer depth", "groups", "flow", "Complete groups waiting for the trainer.", True),
+    Metric("buffer/depth", "Buffer depth", "units", "flow", "Units (groups or samples) waiting for the trainer.", True),
     Metric("flow/in_flight", "Samples in flight", "samples", "flow", "Samples dispatched and neither buffered, trained, dropped nor lost."),
     Metric("flow/running", "Busy slots", "samples", "flow", "Samples being decoded."),
     Metric(
@@ -87,6 +87,13 @@ CATALOGUE: dict[str, Metric] = _table(
     Metric("samples/trained", "Samples trained", "samples", "samples", "So far."),
     Metric("samples/dropped", "Samples dropped", "samples", "samples", "So far, for whatever reason."),
     Metric("samples/tokens", "Tokens trained", "tokens", "samples", "Completion tokens so far."),
+    Metric(
+        "samples/tokens_discarded",
+        "Tokens thrown away",
+        "tokens",
+        "samples",
+        "Completion tokens generated and not trained because their sample was aborted or recycled, so far.",
+    ),
     Metric("system/driver_rss", "Driver memory", "bytes", "time", "Resident memory of the driver."),
     Metric("system/trainer_rss", "Trainer memory", "bytes", "time", "Resident memory of the trainer."),
     Metric("system/generator_rss", "Engine memory", "bytes", "time", "Resident memory of the inference engine."),

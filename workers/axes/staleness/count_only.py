@@ -1,7 +1,8 @@
-"""Lag is measured and shown; nothing is dropped."""
+"""count_only: lag is measured and shown; nothing is dropped."""
 
 from __future__ import annotations
 
+from workers.axes.staleness.base import Fate
 from workers.contract import config
 from workers.records import Group
 
@@ -12,5 +13,8 @@ class CountOnly:
     def __init__(self, options: config.Staleness) -> None:
         self._options = options
 
-    def refuse(self, group: Group, version: int) -> str | None:
-        return None
+    def judge(self, group: Group, version: int) -> Fate:
+        return "train"
+
+    def delays(self, group: Group, version: int) -> bool:
+        return False
