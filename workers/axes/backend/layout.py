@@ -13,10 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.axes.backend.logprobs import Support
+
 
 @dataclass(frozen=True)
 class Item:
-    """One completion with loss tokens. rollout: the engine's log-probs; index: its place in the batch's list of items."""
+    """One completion with loss tokens. rollout: the engine's log-probs; index: its place in the batch's list of items.
+
+    support: by token, the ids it was drawn from, an empty list for the whole vocabulary; routing: expert ids of every input
+    token, prompt first, (prompt + tokens - 1, layers x experts a token), uint8. None where nothing is replayed.
+    """
 
     id: str
     index: int
@@ -24,6 +30,8 @@ class Item:
     tokens: Sequence[int]
     rollout: Sequence[float]
     advantage: float
+    support: Sequence[Sequence[int]] | None = None
+    routing: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class MicroBatch:
 
     input_ids, position_ids (R, L); attention (R, 1, L, L) bool, True where the query (dim 2) may see the key (dim 3);
     source (N,): position in the flattened (R * L) whose hidden state predicts the token; targets (N,): the token;
-    place (N,): the token's position in the flattened (B * T); mask (B, T) bool; rollout, advantages (B, T), (B, 1) float.
+    place (N,): the token's position in the flattened (B * T); mask (B, T) bool; rollout, advantages (B, T), (B, 1) float;
+    support: of the N tokens; routing (R * L, layers x experts a token) int16, -1 where the model chooses itself.
     """
 
     items: tuple[Item, ...]
@@ -57,6 +66,8 @@ class MicroBatch:
     mask: Tensor
     rollout: Tensor
     advantages: Tensor
+    support: Support | None = None
+    routing: Tensor | None = None
 
     def spread(self, values: Tensor) -> Tensor:
         """(N,) token values as (B, T), 0 elsewhere; differentiable."""
@@ -137,4 +148,40 @@ def build(rows: Sequence[Row], pad_id: int) -> MicroBatch:
         mask=mask,
         rollout=rollout,
         advantages=torch.tensor([[item.advantage] for item in items], dtype=torch.float64),
+        support=_support(items),
+        routing=_routing(rows, width),
     )
+
+
+def _support(items: Sequence[Item]) -> Support | None:
+    """Of the items' tokens, one after the other. A token that its own record lacks is put in: it was drawn, after all."""
+    rows: list[int] = []
+    ids: list[int] = []
+    number = 0
+    for item in items:
+        for position, token in enumerate(item.tokens):
+            allowed = item.support[position] if item.support is not None else []
+            if allowed:
+                unique = {token, *allowed}
+                rows.extend([number] * len(unique))
+                ids.extend(sorted(unique))
+            number += 1
+    return Support(torch.tensor(rows), torch.tensor(ids)) if rows else None
+
+
+def _routing(rows: Sequence[Row], width: int) -> Tensor | None:
+    """The experts of each place in the rows. A prompt takes those of its row's first completion."""
+    given = [item.routing for row in rows for item in row.items if item.routing is not None]
+    if not given:
+        return None
+    routing = torch.full((len(rows), width, given[0].shape[1]), -1, dtype=torch.int16)
+    for r, row in enumerate(rows):
+        start = prompt = len(row.prompt)
+        for k, item in enumerate(row.items):
+            fed = len(item.tokens) - 1
+            if item.routing is not None:
+                if k == 0:
+                    routing[r, :prompt] = item.routing[:prompt]
+                routing[r, start : start + fed] = item.routing[prompt:]
+            start += fed
+    return routing.view(len(rows) * width, -1)

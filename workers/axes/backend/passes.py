@@ -9,19 +9,22 @@ from torch import Tensor
 
 from workers.axes.backend.layout import Item, MicroBatch, build, rows_of
 from workers.axes.backend.logprobs import token_logprobs
+from workers.axes.backend.routing import replayed
 from workers.contract.errors import EnvironmentMissing
 
 
 def forward(model: Any, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs, with gradient, and entropies of the completion tokens, (N,) each. model: a transformers causal LM, adapters inside.
 
-    Hidden states are gathered before the head, so logits exist only where a completion token is predicted.
+    Hidden states are gathered before the head, so logits exist only where a completion token is predicted. Where the micro-batch
+    carries them, the experts are those recorded, and the log-probs are over what sampling had left to choose from.
     """
     body, head = model.base_model, model.get_output_embeddings()
-    hidden = body(
-        input_ids=micro.input_ids, attention_mask=micro.attention, position_ids=micro.position_ids, use_cache=False
-    ).last_hidden_state
-    return token_logprobs(hidden.reshape(-1, hidden.shape[-1])[micro.source], head, micro.targets, temperature)
+    with replayed(model, micro.routing):
+        hidden = body(
+            input_ids=micro.input_ids, attention_mask=micro.attention, position_ids=micro.position_ids, use_cache=False
+        ).last_hidden_state
+    return token_logprobs(hidden.reshape(-1, hidden.shape[-1])[micro.source], head, micro.targets, temperature, micro.support)
 
 
 def check_layout(model: Any, given: str) -> None:

@@ -1,4 +1,4 @@
-"""Drawing tokens, with the log-prob of the distribution drawn from, renormalised over what truncation kept.
+"""Drawing tokens, with the log-prob of the distribution drawn from, renormalised over what truncation kept, and the kept ids.
 
 A token's random number is a hash of its request's key and its position in the completion, so it depends neither on what
 else runs nor on the order in which requests came. Order of truncation: top-k, then top-p over what is left, then min-p.
@@ -44,14 +44,20 @@ def _mix(state: numpy.typing.NDArray[numpy.uint64]) -> numpy.typing.NDArray[nump
     return state ^ (state >> numpy.uint64(31))
 
 
-def draw(logits: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [n] int64 and log-probs [n] float32 from logits [n, vocabulary]. Temperature 0 is greedy, with log-prob 0."""
+def truncates(temperature: float, top_k: int, top_p: float, min_p: float) -> bool:
+    """Whether a draw with these settings leaves part of the vocabulary out."""
+    return temperature == 0 or top_k > 0 or top_p < 1 or min_p > 0
+
+
+def draw(logits: torch.Tensor, plan: Plan, supports: list[list[int]] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [n] int64 and log-probs [n] float32 from logits [n, vocabulary]. Temperature 0 is greedy, with log-prob 0.
+
+    Where a list of n lists is given as `supports`, the ids that truncation left to row i are appended to supports[i], the drawn
+    one always among them; a row without truncation gets none, which stands for the whole vocabulary.
+    """
     numbers = uniforms(plan.keys, plan.positions)
-    cut = [
-        row
-        for row, (temperature, k, p, m) in enumerate(zip(plan.temperatures, plan.top_ks, plan.top_ps, plan.min_ps, strict=True))
-        if temperature == 0 or k > 0 or p < 1 or m > 0
-    ]
+    given = zip(plan.temperatures, plan.top_ks, plan.top_ps, plan.min_ps, strict=True)
+    cut = [row for row, options in enumerate(given) if truncates(*options)]
     temperatures = torch.tensor(plan.temperatures, dtype=torch.float32).view(-1, 1)
     if not cut:
         return _draw_whole(logits, temperatures, numbers)
@@ -64,7 +70,10 @@ def draw(logits: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     top_p = torch.tensor([plan.top_ps[row] for row in cut])
     min_p = torch.tensor([plan.min_ps[row] for row in cut])
     scaled = logits[cut].float() / torch.where(temperatures[cut] == 0, 1.0, temperatures[cut])
-    tokens[cut], logprobs[cut] = _draw_truncated(scaled, top_k, top_p, min_p, numbers[cut])
+    tokens[cut], logprobs[cut], ids, keep = _draw_truncated(scaled, top_k, top_p, min_p, numbers[cut])
+    if supports is not None:
+        for row, candidates, kept in zip(cut, ids, keep, strict=True):
+            supports[row].extend(candidates[kept].tolist())
     return tokens, logprobs
 
 
@@ -96,8 +105,11 @@ def _draw_whole(logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch
 
 def _draw_truncated(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, numbers: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Candidates in falling order; more are sorted only where the kept set reaches beyond them."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Candidates in falling order; more are sorted only where the kept set reaches beyond them.
+
+    Returns tokens and log-probs [n], the candidates' ids and which of them are kept [n, width].
+    """
     vocabulary = scaled.shape[1]
     limited = top_k[top_k < vocabulary]
     width = min(vocabulary, max(_CANDIDATES, int(limited.max()) if limited.numel() else 0))
@@ -113,7 +125,7 @@ def _draw_truncated(
     steps = logprobs.double().exp().cumsum(-1)
     rest = torch.minimum(numbers.view(-1, 1), torch.ones(1, dtype=torch.float64) - 1e-12) * steps[:, -1:]
     picked = torch.searchsorted(steps, rest, right=True).clamp_(max=width - 1)
-    return ids.gather(1, picked).view(-1), logprobs.gather(1, picked).view(-1)
+    return ids.gather(1, picked).view(-1), logprobs.gather(1, picked).view(-1), ids, keep
 
 
 def _kept(values: torch.Tensor, whole_mass: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
