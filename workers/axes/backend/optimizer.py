@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from workers.axes.backend.spread import Alone, Spread
 from workers.contract.config import Optimizer
 from workers.contract.errors import CheckpointError, NonFinite
+
+STATE = ("exp_avg", "exp_avg_sq", "step")  # what AdamW keeps of each tensor; moments are shaped like it, the step is one number
 
 
 class Stepper:
@@ -75,24 +77,39 @@ class Stepper:
         for master in self.masters.values():
             master.grad = None
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Tensors for a safetensors file, counters for a JSON file. Nothing is pickled."""
-        tensors: dict[str, Tensor] = {}
-        for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
-                tensors[f"{key}/{name}"] = value.detach().clone()
-        return tensors, {"attempts": self.attempts, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row}
+    @property
+    def has_state(self) -> bool:
+        """Whether AdamW has moments: they come with the first step that was not skipped."""
+        return self.attempts > self.skipped
 
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
-        """The inverse of `state`. Raises CheckpointError where tensors do not belong to these parameters."""
+    def counters(self) -> dict[str, int]:
+        """For a JSON file."""
+        return {"attempts": self.attempts, "skipped": self.skipped, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def state(self, key: str, name: str) -> Tensor | None:
+        """What this rank has of one tensor of AdamW's state, None where another rank has it. key: one of STATE."""
+        found: Tensor | None = self.adamw.state.get(self.masters[name], {}).get(key)
+        return found
+
+    def whole_state(self, key: str, name: str) -> Tensor:
+        """Called on rank 0 with each tensor of a checkpoint."""
+        return self.spread.whole(key, name, self.state(key, name))
+
+    def load(self, known: Sequence[str], read: Callable[[str], Tensor], counters: Mapping[str, int]) -> None:
+        """Called on every rank. known: what the file holds, `<key>/<name>`; read: one of these, whole.
+
+        Raises CheckpointError where they do not belong to these parameters.
+        """
         state: dict[Tensor, dict[str, Any]] = {}
-        for full, value in tensors.items():
+        for full in known:
             key, _, name = full.partition("/")
-            if name not in self.masters:
+            if name not in self.masters or key not in STATE:
                 raise CheckpointError(
                     "the optimizer's state belongs to other adapters", value=full, cure="resume with the run's own config"
                 )
-            state.setdefault(self.masters[name], {})[key] = value.clone()
+            if self.spread.mine(name):
+                whole = read(full)
+                state.setdefault(self.masters[name], {})[key] = whole if key == "step" else self.spread.cut(name, whole).clone()
         self.adamw.state.clear()
         self.adamw.state.update(state)
         self.attempts, self.skipped = int(counters["attempts"]), int(counters["skipped"])

@@ -1,4 +1,8 @@
-"""The trainer's share of a checkpoint: safetensors and JSON, nothing pickled. The caller makes the folder whole and renames it."""
+"""The trainer's share of a checkpoint: safetensors and JSON, nothing pickled. The caller makes the folder whole and renames it.
+
+Names and shapes are those of one process, however many ranks saved it or will read it: pieces are put together tensor by tensor,
+and a rank that restores cuts its own out of each.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,58 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 
-from workers.axes.backend.optimizer import Stepper
+from workers.axes.backend.optimizer import STATE, Stepper
+from workers.axes.backend.tensorfile import Entry, write
 from workers.axes.lora.base import Adapters
 from workers.contract.errors import CheckpointError
 
-WEIGHTS, OPTIMIZER, COUNTERS = "adapter_model.safetensors", "optimizer.safetensors", "trainer.json"
+OPTIMIZER, COUNTERS = "optimizer.safetensors", "trainer.json"
 
 
 def save(folder: Path, adapters: Adapters, stepper: Stepper, base: str, counters: dict[str, Any]) -> dict[str, Any]:
-    """Writes adapters (float32, PEFT's names), optimizer and counters. Called between two batches. Returns the counters."""
+    """Writes masters (float32), optimizer and counters. Called on rank 0, between two batches. Returns the counters."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: master.detach().contiguous() for name, master in adapters.masters.items()}, folder / WEIGHTS, metadata={"format": "pt"}
-    )
+    spread, masters = stepper.spread, adapters.masters
+    entries = {name: Entry(master.dtype, spread.shape(name, master)) for name, master in masters.items()}
+    write(folder / adapters.file, entries, lambda name: spread.whole("master", name, masters[name].detach()))
     adapters.save_config(folder, base)
-    tensors, steps = stepper.state()
-    save_file(tensors, folder / OPTIMIZER)
-    saved = {**counters, "optimizer": steps}
+    states: dict[str, Entry] = {}
+    if stepper.has_state:
+        for name, entry in entries.items():
+            states |= {f"{key}/{name}": Entry(torch.float32, ()) if key == "step" else entry for key in STATE}
+
+    def state(full: str) -> torch.Tensor:
+        key, _, name = full.partition("/")
+        return stepper.whole_state(key, name)
+
+    write(folder / OPTIMIZER, states, state)
+    saved = {**counters, "optimizer": stepper.counters()}
     (folder / COUNTERS).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
     return saved
 
 
 def restore(folder: Path, adapters: Adapters, stepper: Stepper) -> dict[str, Any]:
-    """Reads what `save` wrote, bit for bit. Raises CheckpointError where it is torn or belongs to another model."""
+    """Reads what `save` wrote, bit for bit; called on every rank. Raises CheckpointError where it is torn or of another model."""
+    spread, masters = stepper.spread, adapters.masters
     try:
-        weights, optimizer = load_file(folder / WEIGHTS), load_file(folder / OPTIMIZER)
         counters: dict[str, Any] = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         steps = counters["optimizer"]
+        with safe_open(folder / adapters.file, "pt") as weights, safe_open(folder / OPTIMIZER, "pt") as states:
+            shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 - no mapping
+            if shapes != {name: spread.shape(name, master) for name, master in masters.items()}:
+                raise CheckpointError(
+                    "the checkpoint's weights do not fit this model",
+                    value=str(folder),
+                    cure="resume with the model, the lora.kind and the lora.rank it was saved with",
+                )
+            known = list(states.keys())
+            stepper.load(known, lambda full: states.get_tensor(full), steps)
+            with torch.no_grad():
+                for name, master in masters.items():
+                    master.copy_(spread.cut(name, weights.get_tensor(name)))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint is not readable: {error}", value=str(folder), cure="resume from an older one") from error
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    expected = {name: tuple(master.shape) for name, master in adapters.masters.items()}
-    if shapes != expected:
-        cure = "resume with the model and the lora.rank it was saved with"
-        raise CheckpointError("the checkpoint's adapters do not fit this model", value=str(folder), cure=cure)
-    with torch.no_grad():
-        for name, master in adapters.masters.items():
-            master.copy_(weights[name])
     adapters.refresh()
-    stepper.load(optimizer, steps)
     return counters

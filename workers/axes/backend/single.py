@@ -97,9 +97,11 @@ class SingleProcessTrainer:
 
     def publish(self, version: int, receivers: list[str]) -> Manifest:
         """What learns, in the model's type, packed as the config's payload says."""
-        packed = self._payload.pack(self._adapters.payload(), version)
+        spread = self._spread
+        weights = self._adapters.payload(lambda name, piece: spread.whole("part", name, piece))
+        packed = self._payload.pack(weights, version)
         manifest = self._transport.send(packed.tensors, version, packed.kind, receivers)
-        return replace(manifest, base=packed.base, note=packed.note)
+        return replace(manifest, base=packed.base, note={**packed.note, **self._adapters.note()})
 
     def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
         """Saves or restores adapters, optimizer and counters. Random streams are counted, not stateful: steps name them."""

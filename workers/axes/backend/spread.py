@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -11,33 +10,30 @@ from torch import Tensor
 
 
 class Spread(Protocol):
-    """Made by a backend once its model lies where it belongs. Names are those of `Adapters.masters`; a master is this rank's piece.
-
-    Every method is called by all ranks, in the same order.
-    """
+    """Made by a backend once its model lies where it belongs. Names are those of `Adapters.masters`; a master is this rank's piece."""
 
     def mine(self, name: str) -> bool:
         """Whether this rank's optimizer steps the tensor, wholly or in part."""
         ...
 
     def norm(self, masters: Mapping[str, Tensor]) -> float:
-        """Called before each optimizer step: the 2-norm of the whole gradient, the same number on every rank."""
+        """Called by every rank before each optimizer step: the 2-norm of the whole gradient, the same number everywhere."""
         ...
 
     def stepped(self, masters: Mapping[str, Tensor]) -> None:
-        """Called after each optimizer step: a rank that did not step a tensor gets it from the one that did."""
+        """Called by every rank after each optimizer step: who did not step a tensor gets it from the one that did."""
         ...
 
-    def whole(self, name: str, piece: Tensor | None) -> Tensor | None:
-        """The whole tensor on rank 0, None elsewhere. piece: a tensor shaped and spread like the master; None where this rank has none."""
+    def shape(self, name: str, piece: Tensor) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        ...
+
+    def whole(self, kind: str, name: str, piece: Tensor | None) -> Tensor:
+        """Called by rank 0 alone. kind: "master", "part" or a key of the optimizer's state; piece: what this rank has of it."""
         ...
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's piece of a whole tensor shaped like the master. No communication."""
-        ...
-
-    def gathering(self) -> AbstractContextManager[bool]:
-        """Around a save. True on the rank that writes."""
+        """This rank's piece of a whole tensor shaped like the master."""
         ...
 
 
@@ -51,13 +47,14 @@ class Alone:
         return float(torch.nn.utils.get_total_norm([master.grad for master in masters.values() if master.grad is not None]))
 
     def stepped(self, masters: Mapping[str, Tensor]) -> None:
-        return None
+        """Everything was stepped here."""
 
-    def whole(self, name: str, piece: Tensor | None) -> Tensor | None:
+    def shape(self, name: str, piece: Tensor) -> tuple[int, ...]:
+        return tuple(piece.shape)
+
+    def whole(self, kind: str, name: str, piece: Tensor | None) -> Tensor:
+        assert piece is not None
         return piece
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
         return whole
-
-    def gathering(self) -> AbstractContextManager[bool]:
-        return nullcontext(True)

@@ -13,11 +13,11 @@ def cores() -> int:
 
 
 def share(config: RunConfig, given: int) -> int:
-    """`given` where the config names a number; 1 in strict mode; else the cores shared out over the trainer and its engines.
+    """`given` where the config names a number; 1 in strict mode; else the cores shared out over engines and the trainer's ranks.
 
     Never more threads than cores in all: OpenMP's threads wait for one another by spinning, and a two-thread trainer beside
     other work on two cores was seen to be several times slower than with one thread.
     """
     if config.determinism == "strict":
         return 1
-    return given or max(1, cores() // (1 + config.rollout.engines))
+    return given or max(1, cores() // (config.backend.ranks + config.rollout.engines))

@@ -1,73 +1,62 @@
-"""adapter_only: the engine keeps the frozen base and applies the adapter un-merged; only the adapter travels.
-
-Masters are float32. Forward and backward passes use copies in the model's type, the very values that are published, so that
-trainer and engine speak of the same policy. Where the model is float32 itself, masters and copies are one.
-"""
+"""adapter_only: the engine keeps the frozen base and applies the adapter un-merged; only the adapter travels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
-from workers.axes.lora.base import child_generator
+from workers.axes.lora.base import Lazily, Whole, as_it_is, child_generator, local
+from workers.axes.lora.masters import Masters, named
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 
 ADAPTER = "default"
 
 
-class AdapterOnly:
+class AdapterOnly(Masters):
     """LoRA (Hu et al. 2021, arXiv:2106.09685) on every linear layer but the head, by PEFT. Scaled by alpha / rank."""
+
+    file = "adapter_model.safetensors"
 
     def __init__(self, model: Any, options: Lora, seed: int) -> None:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
+        self._base = model
         alpha: Any = options.alpha  # PEFT declares an int, and computes with what it is given
         adapter = LoraConfig(
             r=options.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
         )
         # PEFT would make float32 adapters inside a bfloat16 model and cast every activation to and fro.
         self.model: PeftModel = get_peft_model(model, adapter, autocast_adapter_dtype=False)
-        self.working: dict[str, Tensor] = {
-            name.replace(f".{ADAPTER}.", "."): parameter
-            for name, parameter in sorted(self.model.named_parameters())
-            if parameter.requires_grad
-        }
+        super().__init__(self._adapters)
         if not self.working:
             raise EngineError("the model has no linear layer to adapt", field="model.path", cure="use a transformer language model")
-        self.masters: dict[str, Tensor] = {
-            name: parameter if parameter.dtype in (torch.float32, torch.float64) else parameter.detach().float()
-            for name, parameter in self.working.items()
-        }
         self._initialise(seed)
 
-    def gather(self) -> None:
-        """Adds the copies' gradients to the masters', in float32."""
-        for name, master in self.masters.items():
-            copy = self.working[name]
-            if copy is master or copy.grad is None:
-                continue
-            if master.grad is None:
-                master.grad = copy.grad.to(master.dtype)
-            else:
-                master.grad.add_(copy.grad)
-            copy.grad = None
+    def parts(self) -> dict[str, Tensor]:
+        """The adapters' copies."""
+        return self.working
 
-    def refresh(self) -> None:
-        """Rounds the masters into the copies."""
-        with torch.no_grad():
-            for name, master in self.masters.items():
-                if self.working[name] is not master:
-                    self.working[name].copy_(master)
+    def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
+        """The copies: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank)."""
+        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name].detach())))
 
-    def payload(self) -> dict[str, Tensor]:
-        """The copies, in the model's type: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank)."""
-        return {name: parameter.detach() for name, parameter in self.working.items()}
+    def note(self) -> dict[str, float]:
+        """An adapter says nothing of itself: what travels is what learned."""
+        return {}
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The model with its adapters switched off. Which parameters learn is left alone, unlike by PEFT's own switch: a sharded
+        model remembers that from its first forward pass."""
+        return _switched_off(self.model)
 
     def save_config(self, folder: Path, base: str) -> None:
         """adapter_config.json, with which PEFT loads the folder on its own."""
@@ -76,6 +65,10 @@ class AdapterOnly:
         config.base_model_name_or_path = base
         config.save_pretrained(str(folder))
         config.inference_mode = False
+
+    def _adapters(self) -> dict[str, Tensor]:
+        found = {name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in self.model.named_parameters() if ".lora_" in name}
+        return named(found)
 
     def _initialise(self, seed: int) -> None:
         """A uniform within +-1/sqrt(in), as PEFT's kaiming_uniform(a=sqrt(5)); B zero: the first policy is the base model."""
@@ -89,3 +82,15 @@ class AdapterOnly:
                 else:
                     master.zero_()
         self.refresh()
+
+
+@contextmanager
+def _switched_off(model: Any) -> Iterator[None]:
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
