@@ -1,42 +1,41 @@
-"""A bounded queue of complete groups."""
+"""bounded: at most `depth` units wait; a full buffer holds generation back."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-
+from workers.axes.buffer.waiting import Store, WaitingGroups, too_many, units
 from workers.contract import config
-from workers.contract.errors import EngineError
 from workers.records import Group
 
 
-class BoundedBuffer:
-    """At most `depth` groups, first in, first out. Both ends wait on one condition."""
+class BoundedBuffer(Store):
+    """At most `depth` groups or samples. A group larger than the whole depth gets in when nothing else is there."""
 
-    def __init__(self, options: config.Buffer) -> None:
+    def __init__(self, options: config.Buffer, batch_groups: int) -> None:
+        super().__init__()
+        self.capacity: int | None = options.depth
         self._depth = options.depth
-        self._groups: deque[Group] = deque()
-        self._changed = asyncio.Condition()
-
-    async def put(self, group: Group) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._groups) < self._depth)
-            self._groups.append(group)
-            self._changed.notify_all()
-
-    async def take(self) -> Group:
-        async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._groups))
-            group = self._groups.popleft()
-            self._changed.notify_all()
-            return group
+        self._unit = options.unit
+        self._groups = WaitingGroups(options.order, options.unit)
 
     def contents(self) -> list[Group]:
-        return list(self._groups)
+        return self._groups.contents()
 
     def restore(self, groups: list[Group]) -> None:
-        if len(groups) > self._depth:
-            raise EngineError(
-                "the saved buffer is larger than its bound", field="buffer.depth", value=self._depth, cure=f"at least {len(groups)}"
-            )
-        self._groups = deque(groups)
+        held = sum(units(group, self._unit) for group in groups)
+        if held > self._depth and len(groups) > 1:
+            raise too_many(held, self._depth, self._unit, "buffer.depth")
+        for group in groups:
+            self._groups.add(group)
+
+    def _any(self) -> bool:
+        return len(self._groups) > 0
+
+    def _fits(self, group: Group) -> bool:
+        return not len(self._groups) or self._groups.units + units(group, self._unit) <= self._depth
+
+    def _add(self, group: Group) -> list[Group]:
+        self._groups.add(group)
+        return []
+
+    def _next(self) -> Group:
+        return self._groups.next()
