@@ -1,7 +1,7 @@
 """LoRA adapters beside the frozen weights: one low-rank pair for each fused linear, never merged into the base.
 
 Merging in bf16 would lose small updates. The A matrices of a fused linear are stacked, its B matrices stand on the diagonal
-of one matrix, so that each fused linear costs two small products.
+of one matrix, so that each fused linear costs two small products. Adapters of experts are stacked by expert.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from workers.contract.errors import EngineError
 from workers.rollout.torch.shape import Shape
 
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z]+)_proj\.lora_([AB])\.weight")
+# PEFT wraps the stacked tensors of a sparse layer one inside the other: down_proj outside, gate_up_proj inside.
+_EXPERTS_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.mlp\.experts\.(base_layer\.)?lora_([AB])\.weight")
 FUSED = {"qkv": ("q", "k", "v"), "output": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+EXPERTS = ("experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """delta = (x @ a) @ b; a [inputs, ranks], b [ranks, outputs] with alpha / rank in it."""
+    """delta = (x @ a) @ b; a [inputs, ranks], b [ranks, outputs] with alpha / rank in it. Of experts: [experts, ..., ...]."""
 
     a: torch.Tensor
     b: torch.Tensor
+
+    def of(self, expert: int) -> Pair:
+        """One expert's."""
+        return Pair(self.a[expert], self.b[expert])
 
     def add_to(self, out: torch.Tensor, rows: torch.Tensor) -> None:
         out.addmm_(rows @ self.a, self.b)
@@ -47,49 +54,71 @@ def build_adapter(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: fl
     """Called beside the decode loop when a payload has arrived. Raises EngineError on a name or shape that does not fit."""
     found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        match = _NAME.fullmatch(name)
-        if match is None or match[2] not in _sizes(shape) or int(match[1]) >= shape.layers:
+        place = _place(name, shape)
+        if place is None:
             raise EngineError("the payload names a tensor this model has no place for", field="transport.payload", value=name)
-        found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
-    for (layer, module), pair in found.items():
-        _check(layer, module, pair, shape)
+        layer, module, half = place
+        found.setdefault((layer, module), {})[half] = tensor
     adapter = no_adapter(shape, version)
+    for (layer, module), pair in found.items():
+        inputs, outputs = _sizes(shape, layer)[module]
+        _check(layer, module, pair, inputs, outputs, shape.experts.count if shape.experts and module in EXPERTS else 1)
+        if module in EXPERTS and shape.experts:
+            adapter.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
     for layer, pairs in enumerate(adapter.layers):
         for fused, modules in FUSED.items():
             if any((layer, module) in found for module in modules):
-                pairs[fused] = _fuse([found.get((layer, module)) for module in modules], modules, shape, scaling, dtype)
+                widths = [_sizes(shape, layer)[module][1] for module in modules]
+                pairs[fused] = _fuse([found.get((layer, module)) for module in modules], widths, scaling, dtype)
     return adapter
 
 
-def _sizes(shape: Shape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each module."""
-    hidden, wide = shape.hidden, shape.intermediate
-    return {
+def _place(name: str, shape: Shape) -> tuple[int, str, str] | None:
+    """(layer, module, half) of a tensor's name; None where the model has no such module."""
+    if match := _EXPERTS_NAME.fullmatch(name):
+        layer, module, half = int(match[1]), EXPERTS[0] if match[2] else EXPERTS[1], match[3]
+    elif match := _NAME.fullmatch(name):
+        layer, module, half = int(match[1]), match[2], match[3]
+    else:
+        return None
+    return (layer, module, half) if layer < shape.layers and module in _sizes(shape, layer) else None
+
+
+def _sizes(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each module of a layer; of an expert, its own."""
+    hidden, wide, experts = shape.hidden, shape.intermediate, shape.experts
+    attention = {
         "q": (hidden, shape.query_rows),
         "k": (hidden, shape.kv_rows),
         "v": (hidden, shape.kv_rows),
         "o": (shape.query_rows, hidden),
-        "gate": (hidden, wide),
-        "up": (hidden, wide),
-        "down": (wide, hidden),
     }
+    if experts is not None and layer in experts.layers:
+        return {**attention, EXPERTS[0]: (hidden, 2 * experts.intermediate), EXPERTS[1]: (experts.intermediate, hidden)}
+    return {**attention, "gate": (hidden, wide), "up": (hidden, wide), "down": (wide, hidden)}
 
 
-def _check(layer: int, module: str, pair: dict[str, torch.Tensor], shape: Shape) -> None:
-    inputs, outputs = _sizes(shape)[module]
+def _check(layer: int, module: str, pair: dict[str, torch.Tensor], inputs: int, outputs: int, experts: int) -> None:
     fits = set(pair) == {"A", "B"} and pair["A"].shape[1:] == (inputs,) and pair["B"].shape == (outputs, pair["A"].shape[0])
-    if not fits:
+    if not fits or pair["A"].shape[0] % experts:
         given = {f"lora_{half}": tuple(tensor.shape) for half, tensor in sorted(pair.items())}
+        rows = "rank" if experts == 1 else f"rank x {experts}"
         raise EngineError(
             f"the adapter of layer {layer}, {module}_proj does not fit",
             field="transport.payload",
             value=given,
-            cure=f"lora_A must be [rank, {inputs}] and lora_B [{outputs}, rank]: trainer and engine need the same model",
+            cure=f"lora_A must be [{rows}, {inputs}] and lora_B [{outputs}, {rows}]: trainer and engine need the same model",
         )
 
 
-def _fuse(given: list[dict[str, torch.Tensor] | None], modules: tuple[str, ...], shape: Shape, scaling: float, dtype: torch.dtype) -> Pair:
-    outputs = [_sizes(shape)[module][1] for module in modules]
+def _by_expert(pair: dict[str, torch.Tensor], experts: int, scaling: float, dtype: torch.dtype) -> Pair:
+    """PEFT's layout: the rows of A go by expert, then by rank; the columns of B by rank, then by expert."""
+    a = pair["A"].float().view(experts, -1, pair["A"].shape[1]).transpose(1, 2)
+    b = pair["B"].float().view(pair["B"].shape[0], -1, experts).permute(2, 1, 0) * scaling
+    return Pair(a.contiguous().to(dtype), b.contiguous().to(dtype))
+
+
+def _fuse(given: list[dict[str, torch.Tensor] | None], outputs: list[int], scaling: float, dtype: torch.dtype) -> Pair:
     present = [pair for pair in given if pair is not None]
     a = torch.cat([pair["A"] for pair in present]).float().t().contiguous()
     b = torch.zeros(a.shape[1], sum(outputs))

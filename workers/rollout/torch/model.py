@@ -1,4 +1,5 @@
-"""The decoder's arithmetic: a prefill of whole prompts and a decode step of one token a slot. No state but the weights.
+"""The decoder's arithmetic: a prefill of whole prompts and a decode step of one token a slot. No state but the weights, and the
+routing of passes whose caller has not fetched it yet.
 
 Shapes: n slots, H heads, K kv heads, D head dim, L prompt positions. Hidden states are rows [n, hidden].
 """
@@ -17,13 +18,16 @@ from workers.rollout.torch.weights import LayerWeights, Weights
 
 
 class Model:
-    """A Llama-family decoder."""
+    """A Llama-family decoder. keep_routing: experts chosen are kept for `take_routing`; without sparse layers there are none."""
 
-    def __init__(self, shape: Shape, weights: Weights, dtype: torch.dtype, kernels: Kernels) -> None:
+    def __init__(self, shape: Shape, weights: Weights, dtype: torch.dtype, kernels: Kernels, keep_routing: bool = False) -> None:
         self.shape = shape
         self.dtype = dtype
         self._weights = weights
         self._kernels = kernels
+        self._keep_routing = keep_routing and shape.experts is not None
+        self._chosen: list[torch.Tensor] = []  # by sparse layer of the pass under way: (rows, k)
+        self._routing: list[torch.Tensor] = []
         self._cosine, self._sine = rotary_tables(shape, min(shape.max_positions, 2048), dtype)
 
     def prefill(self, sequences: list[list[int]], adapter: Adapter) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -51,6 +55,9 @@ class Model:
             hidden = self._finish(hidden, seen.transpose(1, 2).reshape(count * longest, -1), layer, pairs)
         last = torch.tensor([row * longest + length - 1 for row, length in enumerate(lengths)])
         prompts = [kept[:, :, row, :, :length].contiguous() for row, length in enumerate(lengths)]
+        if self._keep_routing:
+            table = self._drain().view(count, longest, *self._routing_size())
+            self._routing += [table[row, :length] for row, length in enumerate(lengths)]
         return prompts, self._norm(hidden[last], self._weights.norm)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, first: int, cache: SlotCache, adapter: Adapter) -> torch.Tensor:
@@ -60,7 +67,15 @@ class Model:
         for number, (layer, pairs) in enumerate(zip(self._weights.layers, adapter.layers, strict=True)):
             qkv = self._project(hidden, layer, pairs)
             hidden = self._finish(hidden, self._kernels.attend(qkv, self.shape.heads, number, step), layer, pairs)
+        if self._keep_routing:
+            self._routing += self._drain().split(1)
         return self._norm(hidden, self._weights.norm)
+
+    def take_routing(self) -> list[torch.Tensor]:
+        """Called after passes, where routing is recorded: one tensor (positions, sparse layers, k) of uint8 expert ids for each
+        sequence prefilled or slot decoded since the last call, in the order of the passes. Empty where nothing is recorded."""
+        taken, self._routing = self._routing, []
+        return taken
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocabulary] from rows that `prefill` or `decode` returned."""
@@ -88,8 +103,24 @@ class Model:
     def _finish(self, hidden: torch.Tensor, seen: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair]) -> torch.Tensor:
         """The output projection and the MLP, both added to the residual stream."""
         hidden = _linear_added(layer.output, pairs.get("output"), hidden, seen)
+        if layer.experts is not None:
+            rows = self._norm(hidden, layer.mlp_norm)
+            gates, ids = layer.experts.choose(rows)
+            if self._keep_routing:
+                self._chosen.append(ids)
+            return hidden + layer.experts(rows, gates, ids, pairs, self._kernels.silu_mul)
+        assert layer.gate_up is not None and layer.down is not None
         gate_up = _linear(layer.gate_up, pairs.get("gate_up"), self._norm(hidden, layer.mlp_norm))
         return _linear_added(layer.down, pairs.get("down"), hidden, self._kernels.silu_mul(gate_up))
+
+    def _routing_size(self) -> tuple[int, int]:
+        assert self.shape.experts is not None
+        return len(self.shape.experts.layers), self.shape.experts.chosen
+
+    def _drain(self) -> torch.Tensor:
+        """The ids of the pass just made, (rows, sparse layers, k)."""
+        chosen, self._chosen = self._chosen, []
+        return torch.stack(chosen, dim=1).to(torch.uint8)
 
 
 def _linear(linear: Linear, pair: Pair | None, rows: torch.Tensor) -> torch.Tensor:

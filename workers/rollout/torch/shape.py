@@ -12,8 +12,20 @@ import torch
 
 from workers.contract.errors import EngineError, EnvironmentMissing
 
-ARCHITECTURES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+ARCHITECTURES = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
+MOST_EXPERTS = 256  # recorded routing has one byte an expert id
 ROPE_TYPES = {"default", "linear", "llama3"}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The sparse layers of a mixture-of-experts model. gates_sum_to_one: the chosen experts' probabilities are renormalised."""
+
+    layers: tuple[int, ...]  # which layers are sparse, counted from 0; the others have an ordinary MLP
+    count: int
+    chosen: int  # experts a token
+    intermediate: int
+    gates_sum_to_one: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,7 @@ class Shape:
     tied: bool
     query_key_norm: bool
     rope: dict[str, Any]  # rope_type, rope_theta and, by type, its factors
+    experts: ExpertShape | None = None
 
     @property
     def query_rows(self) -> int:
@@ -74,8 +87,27 @@ def read_shape(folder: Path) -> Shape:
         norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_positions=int(raw.get("max_position_embeddings", 2048)),
         tied=bool(raw.get("tie_word_embeddings", False)),
-        query_key_norm=architecture == "Qwen3ForCausalLM",
+        query_key_norm=architecture in {"Qwen3ForCausalLM", "Qwen3MoeForCausalLM"},
         rope=_rope(raw, folder),
+        experts=_experts(raw, folder) if architecture == "Qwen3MoeForCausalLM" else None,
+    )
+
+
+def _experts(raw: dict[str, Any], folder: Path) -> ExpertShape | None:
+    """By Qwen3-MoE's rule: every `decoder_sparse_step`-th layer is sparse, but for `mlp_only_layers`."""
+    count = int(raw.get("num_local_experts") or raw.get("num_experts") or 0)  # transformers 5 writes the first, before it the second
+    if count > MOST_EXPERTS:
+        raise _refused(f"{count} experts a layer are more than the {MOST_EXPERTS} that the torch engine numbers", folder)
+    step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or [])
+    sparse = tuple(layer for layer in range(int(raw["num_hidden_layers"])) if layer not in dense and (layer + 1) % step == 0)
+    if not (count and sparse):
+        return None
+    return ExpertShape(
+        layers=sparse,
+        count=count,
+        chosen=int(raw["num_experts_per_tok"]),
+        intermediate=int(raw["moe_intermediate_size"]),
+        gates_sum_to_one=bool(raw.get("norm_topk_prob", False)),
     )
 
 

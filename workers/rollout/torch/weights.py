@@ -11,13 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workers.contract.errors import EngineError, EnvironmentMissing
+from workers.rollout.torch.experts import Experts, read_experts
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.shape import Shape
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One transformer block."""
+    """One transformer block, with an ordinary MLP (gate_up, down) or, in a sparse layer, experts."""
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -25,8 +26,9 @@ class LayerWeights:
     key_norm: torch.Tensor | None
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
+    experts: Experts | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
     for number in range(shape.layers):
         block = f"model.layers.{number}"
         attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+        sparse = shape.experts is not None and number in shape.experts.layers
         layers.append(
             LayerWeights(
                 input_norm=files.take(f"{block}.input_layernorm.weight"),
@@ -98,8 +101,9 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
                 key_norm=files.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
                 output=files.linear(f"{attention}.o_proj"),
                 mlp_norm=files.take(f"{block}.post_attention_layernorm.weight"),
-                gate_up=files.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-                down=files.linear(f"{mlp}.down_proj"),
+                gate_up=None if sparse else files.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+                down=None if sparse else files.linear(f"{mlp}.down_proj"),
+                experts=read_experts(files.take, files.maybe, mlp, shape.experts) if sparse and shape.experts else None,
             )
         )
     embedding = files.take("model.embed_tokens.weight")
