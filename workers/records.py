@@ -54,6 +54,8 @@ class SampleRequest:
     prefix_ids: list[int] = field(default_factory=list)
     prefix_logprobs: list[float] = field(default_factory=list)
     prefix_versions: list[int] = field(default_factory=list)
+    prefix_support: list[list[int]] | None = None
+    prefix_routing: str | None = None
     parked_on: str = ""  # the engine that may still hold this sample's cache; any other prefills
 
 
@@ -74,9 +76,10 @@ class Rollout:
     finish_reason: FinishReason
     engine: str = ""
     seconds: float = 0.0  # from admission to the last token
-    # replay.sampling_mask: by token, the ids that truncated sampling had left to choose from (the drawn one among them).
+    # replay.sampling_mask: by token, the ids that truncated sampling had left to choose from (the drawn one among them); an empty
+    # list where it left all.
     support: list[list[int]] | None = None
-    # replay.routing: base64 of uint8 expert ids (positions, layers, experts a token); position p belongs to the p-th input token,
+    # replay.routing: base64 of uint8 expert ids (positions, sparse layers, experts a token); position p belongs to the p-th input token,
     # prompt included, so there are len(prompt) + len(token_ids) - 1 of them.
     routing: str | None = None
 

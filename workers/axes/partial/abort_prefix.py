@@ -17,5 +17,7 @@ class AbortPrefix(Continue):
             prefix_ids=rollout.token_ids,
             prefix_logprobs=rollout.logprobs,
             prefix_versions=rollout.versions,
+            prefix_support=rollout.support,
+            prefix_routing=rollout.routing,
             parked_on="",
         )

@@ -12,4 +12,6 @@ class Recycle(Continue):
     """Its tokens are thrown away, its id stays."""
 
     def again(self, request: SampleRequest, rollout: Rollout) -> SampleRequest | None:
-        return replace(request, prefix_ids=[], prefix_logprobs=[], prefix_versions=[], parked_on="")
+        return replace(
+            request, prefix_ids=[], prefix_logprobs=[], prefix_versions=[], prefix_support=None, prefix_routing=None, parked_on=""
+        )
