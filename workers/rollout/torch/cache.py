@@ -7,6 +7,7 @@ contiguous view and never gathers.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 
@@ -68,28 +69,36 @@ class SlotCache:
         self.layers[layer].view(-1, self._shape.head_dim).index_copy_(0, rows, keys_values)
 
 
+class Prefilled(NamedTuple):
+    """A prompt computed: [layer, key or value, kv head, position, dim], the last token's hidden state, and its experts, where kept."""
+
+    keys_values: torch.Tensor
+    hidden: torch.Tensor
+    routing: torch.Tensor | None = None  # (positions, sparse layers, k) uint8
+
+
 class PromptCache:
-    """Keys, values and last hidden state of recently prefilled prompts under the weights that serve, oldest out first."""
+    """Keys, values, last hidden state and routing of recently prefilled prompts under the weights that serve, oldest out first."""
 
     def __init__(self, limit_bytes: int = 256 * 1024 * 1024) -> None:
         self._limit = limit_bytes
         self._bytes = 0
-        self._kept: OrderedDict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, ...], Prefilled] = OrderedDict()
 
-    def find(self, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def find(self, prompt: tuple[int, ...]) -> Prefilled | None:
         found = self._kept.get(prompt)
         if found is not None:
             self._kept.move_to_end(prompt)
         return found
 
-    def keep(self, prompt: tuple[int, ...], keys_values: torch.Tensor, hidden: torch.Tensor) -> None:
+    def keep(self, prompt: tuple[int, ...], prefilled: Prefilled) -> None:
         if prompt in self._kept:
-            self._bytes -= self._kept[prompt][0].nbytes
-        self._kept[prompt] = (keys_values, hidden)
-        self._bytes += keys_values.nbytes
+            self._bytes -= self._kept[prompt].keys_values.nbytes
+        self._kept[prompt] = prefilled
+        self._bytes += prefilled.keys_values.nbytes
         while self._bytes > self._limit:
-            _, (dropped, _) = self._kept.popitem(last=False)
-            self._bytes -= dropped.nbytes
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= dropped.keys_values.nbytes
 
     def clear(self) -> None:
         """Called at every weight change: a prompt computed under old weights is not handed to a new sample."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from workers.contract.errors import EngineError
 from workers.rollout.torch.adapter import Pair
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.shape import ExpertShape
@@ -98,6 +99,8 @@ class RoutingRecord:
     def add(self, first: int, ids: torch.Tensor) -> None:
         """ids (n, layers, k) of the positions first..first + n. What is recorded stays: a cache computed again under other weights
         changes neither the tokens drawn nor what drew them."""
+        if first > self._positions:
+            raise EngineError("recorded routing has a hole", field="replay.routing", value=f"{self._positions} to {first}")
         fresh = ids[self._positions - first :]
         if len(fresh):
             self._parts.append(fresh.reshape(len(fresh), -1))

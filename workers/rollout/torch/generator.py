@@ -21,6 +21,7 @@ from workers.rollout.torch.adapter import Adapter, build_adapter
 from workers.rollout.torch.loop import DecodeLoop, Staged
 from workers.rollout.torch.model import Model
 from workers.rollout.torch.native import kernels_for
+from workers.rollout.torch.recording import begin, check_recording
 from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
 from workers.rollout.torch.shape import read_shape
 from workers.rollout.torch.weights import load_weights
@@ -37,7 +38,15 @@ class TorchGenerator:
         self._transport = transport
         folder = Path(models.locate(config.model.path))
         self._shape = read_shape(folder)
-        model = Model(self._shape, load_weights(folder, self._shape, self._dtype), self._dtype, kernels_for(self._shape, self._dtype))
+        check_recording(config.replay, self._shape)
+        self._replay = config.replay
+        model = Model(
+            self._shape,
+            load_weights(folder, self._shape, self._dtype),
+            self._dtype,
+            kernels_for(self._shape, self._dtype),
+            keep_routing=config.replay.routing == "r3",
+        )
         self._scheduler = Scheduler(config.rollout.max_running)
         interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
         self._loop = DecodeLoop(model, self._scheduler, interrupt, name, isolated=strict)
@@ -54,6 +63,7 @@ class TorchGenerator:
         check_request(request, self._shape.vocab, self._shape.max_positions)
         answered: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, _resolver(answered))
+        begin(sequence, self._replay)
         self._loop.submit(sequence)
         try:
             return await answered

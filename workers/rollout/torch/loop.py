@@ -12,7 +12,7 @@ import torch
 from workers.axes.interrupt.base import Interrupt
 from workers.contract.errors import EngineError, HeadraceError
 from workers.rollout.torch.adapter import Adapter, no_adapter
-from workers.rollout.torch.cache import PromptCache, SlotCache
+from workers.rollout.torch.cache import Prefilled, PromptCache, SlotCache
 from workers.rollout.torch.model import Model
 from workers.rollout.torch.sampling import Plan, draw
 from workers.rollout.torch.scheduler import Scheduler, Sequence
@@ -179,6 +179,7 @@ class DecodeLoop:
         running = list(self._scheduler.running)
         for batch in self._batches([sequence.cached_tokens for sequence in running]):
             kept, _ = self._model.prefill([running[index].cached_tokens for index in batch], self.adapter)
+            self._model.take_routing()  # what is recorded stays as it was when the tokens were drawn
             for index, keys_values in zip(batch, kept, strict=True):
                 self._slots.load(running[index].slot, keys_values)
 
@@ -192,16 +193,19 @@ class DecodeLoop:
         missing = [prompt for prompt in prompts if prompt not in found]
         for batch in self._batches([list(prompt) for prompt in missing]):
             kept, hidden = self._model.prefill([list(missing[index]) for index in batch], self.adapter)
+            routing = self._model.take_routing() or [None] * len(batch)
             for row, (index, keys_values) in enumerate(zip(batch, kept, strict=True)):
-                found[missing[index]] = (keys_values, hidden[row])
-                self._prompts.keep(missing[index], keys_values, hidden[row])
+                found[missing[index]] = Prefilled(keys_values, hidden[row], routing[row])
+                self._prompts.keep(missing[index], found[missing[index]])
                 self.counters.prefill_tokens += len(missing[index])
         rows = []
         for sequence in admitted:
-            keys_values, last = found[tuple(sequence.request.prompt_ids)]
-            self._slots.load(sequence.slot, keys_values)
+            prefilled = found[tuple(sequence.request.prompt_ids)]
+            self._slots.load(sequence.slot, prefilled.keys_values)
+            if sequence.routing is not None and prefilled.routing is not None:
+                sequence.routing.add(0, prefilled.routing)
             sequence.length = len(sequence.request.prompt_ids)
-            rows.append(last)
+            rows.append(prefilled.hidden)
         self._draw(admitted, torch.stack(rows))
         self.counters.prefill_s += time.perf_counter() - started
 
@@ -230,7 +234,9 @@ class DecodeLoop:
                 for first in range(0, len(running), width)
             ]
         )
-        for sequence in running:
+        for sequence, routing in zip(running, self._model.take_routing() or [None] * len(running), strict=True):
+            if sequence.routing is not None and routing is not None:
+                sequence.routing.add(sequence.length, routing)
             sequence.length += 1
         self._draw(running, hidden)
         self.counters.decode_steps += 1
@@ -241,7 +247,10 @@ class DecodeLoop:
         width = 1 if self._isolated else len(sequences)
         for first in range(0, len(sequences), width):
             part = sequences[first : first + width]
-            tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part))
+            supports: list[list[int]] | None = None
+            if any(sequence.support is not None for sequence in part):
+                supports = [[] for _ in part]
+            tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part), supports)
             if not bool(logprobs.isfinite().all()):
                 raise EngineError(
                     "the model's log-probs are not finite",
@@ -249,8 +258,9 @@ class DecodeLoop:
                     value=f"version {self.adapter.version}",
                     cure="look at the gradient norm of the last steps; a lower optimizer.learning_rate helps",
                 )
-            for sequence, token, logprob in zip(part, tokens.tolist(), logprobs.tolist(), strict=True):
-                sequence.append(token, logprob, self.adapter.version)
+            kept = supports or [None] * len(part)
+            for sequence, token, logprob, ids in zip(part, tokens.tolist(), logprobs.tolist(), kept, strict=True):
+                sequence.append(token, logprob, self.adapter.version, ids)
         self.counters.generated_tokens += len(sequences)
         for sequence in sequences:
             if sequence.ended is not None:

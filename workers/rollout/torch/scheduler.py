@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 
 from workers.contract.errors import EngineError
 from workers.records import FinishReason, Rollout, SampleRequest
+from workers.rollout.torch.experts import RoutingRecord
 
 Answer = Callable[[Rollout | BaseException], None]
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way. `length` is how many of its tokens have keys and values: all but the last one drawn."""
+    """A request under way. `length` is how many of its tokens have keys and values: all but the last one drawn.
+
+    support, routing: see Rollout; None where they are not recorded.
+    """
 
     request: SampleRequest
     answer: Answer
@@ -27,9 +31,13 @@ class Sequence:
     admitted: float = 0.0
     cancelled: bool = False
     ended: FinishReason | None = None
+    support: list[list[int]] | None = None
+    routing: RoutingRecord | None = None
 
-    def append(self, token: int, logprob: float, version: int) -> None:
-        """One token was drawn: keep it and see whether it was the last."""
+    def append(self, token: int, logprob: float, version: int, kept: list[int] | None = None) -> None:
+        """One token was drawn, from `kept` where that is recorded: keep it and see whether it was the last."""
+        if self.support is not None:
+            self.support.append(kept or [])
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
@@ -47,7 +55,20 @@ class Sequence:
         request = self.request
         seconds = time.perf_counter() - self.admitted
         reason = self.ended or "abort"
-        return Rollout(request.id, request.group_id, request.index, self.tokens, self.logprobs, self.versions, reason, engine, seconds)
+        routing = None if self.routing is None else self.routing.encode()
+        return Rollout(
+            id=request.id,
+            group_id=request.group_id,
+            index=request.index,
+            token_ids=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            finish_reason=reason,
+            engine=engine,
+            seconds=seconds,
+            support=self.support,
+            routing=routing,
+        )
 
 
 class Scheduler:
