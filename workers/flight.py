@@ -28,8 +28,12 @@ class Flight:
 
     def start(self, tasks: asyncio.TaskGroup, group: Group) -> None:
         """Called at dispatch, and again for a group that is recycled."""
+        requests = training_requests(self._parts.config, group, self._parts.environment.stop_ids)
+        # Counted here and not in the task: dispatch asks again before the task has begun.
+        self.generating += len(requests)
+        self._out[group.id] = len(requests)
         self.groups[group.id] = group
-        self._tasks[group.id] = tasks.create_task(self._run(group))
+        self._tasks[group.id] = tasks.create_task(self._run(group, requests))
 
     def cancel(self) -> None:
         """Called at the end of the run."""
@@ -47,10 +51,7 @@ class Flight:
                 given_up.append(self.groups.pop(group.id))
         return given_up
 
-    async def _run(self, group: Group) -> None:
-        requests = training_requests(self._parts.config, group, self._parts.environment.stop_ids)
-        self.generating += len(requests)
-        self._out[group.id] = len(requests)
+    async def _run(self, group: Group, requests: list[SampleRequest]) -> None:
         fresh = await asyncio.gather(*(self._fill(group.prompt, request) for request in requests))
         del self._out[group.id]
         group.samples = sorted([*group.samples, *fresh], key=lambda sample: sample.rollout.index)

@@ -127,7 +127,7 @@ class Pipeline:
                 return True
             progress.refills += 1
             self.parts.samples.effects["groups_refilled"] += 1
-        else:
+        elif progress.holes < self.parts.config.batch.prompts - 1:  # at least one group is trained in every batch
             progress.holes += 1
             self.parts.samples.effects["groups_left_out"] += 1
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workers.contract import compat, loading, presets
+from workers.contract.bounds import expected_lag
 from workers.contract.config import RunConfig
 
 ONE_BATCH = 'staleness.depth_bound={"value": 1, "unit": "batches"}'
@@ -25,6 +26,18 @@ def test_every_preset_passes_without_a_warning(name: str) -> None:
         (['partial=["continue","continue"]'], "partial"),
         (["staleness.depth_bound.value=0.5"], "staleness.depth_bound"),
         (['staleness.depth_bound={"value": 63, "unit": "samples"}'], "staleness.depth_bound"),
+        (["interrupt.kind=abort", "interrupt.kv_after=flush"], "partial"),
+        (["interrupt.kind=retract"], "interrupt.kv_after"),
+        (['partial=["continue","cancel_group"]', "staleness.over_limit=count_only"], "staleness.over_limit"),
+        (['partial=["cancel_group"]'], "partial"),
+        (["lora.kind=off"], "transport.payload"),
+        (["transport.payload=delta"], "transport.payload"),
+        (["orchestration.kind=asyncio", "transport.kind=object_store"], "transport.kind"),
+        (["transport.kind=restart"], "interrupt.kind"),
+        (["backend.ranks=2"], "backend.ranks"),
+        (["backend.sharded_optimizer=true"], "backend.sharded_optimizer"),
+        (["curriculum.window_low=0.9", "curriculum.window_high=0.5"], "curriculum.window_low"),
+        (["buffer.unit=sample", "buffer.depth=63"], "buffer.depth"),
         ([*STRICT[:1], *STRICT[2:]], "model.dtype"),
         (STRICT[:3], "staleness.depth_bound"),
         ([*STRICT[:2], ONE_BATCH], "staleness.max_lag"),
@@ -55,7 +68,12 @@ def test_the_cures_cure(sets: list[str]) -> None:
         (["environment.size=4"], "environment.size"),
         (["environment.verifier=number"], "environment.verifier"),
         (["evaluation.every_steps=0", "evaluation.at_start=false", "evaluation.at_end=false"], "evaluation.every_steps"),
-        (["loss.anchor=rollout"], "loss.tis_cap"),
+        (["loss.anchor=rollout"], "loss.corrections"),
+        (["loss.policy=dppo"], "loss.corrections"),
+        (["replay.sampling_mask=true"], "replay.sampling_mask"),
+        (["replay.routing=r2"], "replay.routing"),
+        (["lora.kind=off", "transport.payload=full"], "optimizer.learning_rate"),
+        (["lora.kind=merged", "transport.payload=merged_adapter"], "lora.kind"),
         (["loss.dual_clip=3"], "loss.dual_clip"),
         (["loss.policy=reinforce_is", "loss.dual_clip=3"], "loss.dual_clip"),
         (["optimizer.warmup_steps=40", "budget.steps=40"], "optimizer.warmup_steps"),
@@ -71,4 +89,7 @@ def test_what_is_pointless_is_said_and_not_refused(sets: list[str], field: str) 
 
 
 def test_the_lag_of_a_balanced_run_follows_from_what_waits() -> None:
-    assert compat.expected_lag(RunConfig()) == 3
+    assert expected_lag(RunConfig()) == 3
+    assert expected_lag(loading.resolve(sets=[ONE_BATCH])) == 0
+    assert expected_lag(loading.resolve(sets=["buffer.kind=stream"])) is None
+    assert expected_lag(loading.resolve(sets=["buffer.kind=none"])) == 1

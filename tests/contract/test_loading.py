@@ -65,7 +65,7 @@ def test_another_dataset_starts_without_the_words_of_the_one_below() -> None:
         ("budget.steps=100", ("budget", "steps"), 100),
         ("optimizer.learning_rate=1e-3", ("optimizer", "learning_rate"), 1e-3),
         ("evaluation.at_start=false", ("evaluation", "at_start"), False),
-        ("loss.tis_cap=null", ("loss", "tis_cap"), None),
+        ("loss.dual_clip=null", ("loss", "dual_clip"), None),
         ("environment.system_prompt=12", ("environment", "system_prompt"), "12"),
         ("environment.system_prompt=a=b", ("environment", "system_prompt"), "a=b"),
         ('environment.options={"min_terms": 3, "max_terms": 4}', ("environment", "options"), {"min_terms": 3, "max_terms": 4}),
@@ -129,8 +129,17 @@ def test_what_cannot_work_together_is_not_resolved() -> None:
 
 
 def test_a_newer_schema_is_refused_clearly() -> None:
-    error = refused(spec={"schema_version": 2})
+    error = refused(spec={"schema_version": 3})
     assert error.field == "schema_version" and error.cure == "update Headrace"
+
+
+def test_a_config_of_an_older_schema_means_what_it_meant() -> None:
+    older = {"schema_version": 1, "loss": {"tis_cap": 3.0}, "rewards": {"zero_variance": "drop"}}
+    config = loading.resolve(older)
+    assert [(item.hi, item.action) for item in config.loss.corrections] == [(3.0, "clip")]
+    assert config.rewards.zero_variance == "refill"
+    assert loading.resolve({"schema_version": 1, "loss": {"policy": "reinforce_is", "tis_cap": 5.0}}).loss.cap == 5.0
+    assert loading.resolve({"schema_version": 1, "loss": {"tis_cap": None}}).loss.corrections == []
 
 
 def test_an_unknown_preset_lists_those_there_are() -> None:
@@ -139,8 +148,8 @@ def test_an_unknown_preset_lists_those_there_are() -> None:
 
 
 def test_diff_names_what_differs() -> None:
-    changed = loading.diff(loading.resolve(), loading.resolve(sets=["seed=8", "loss.tis_cap=null"]))
-    assert changed == {"seed": (7, 8), "loss.tis_cap": (2.0, None)}
+    changed = loading.diff(loading.resolve(), loading.resolve(sets=["seed=8", "loss.dual_clip=3"]))
+    assert changed == {"seed": (7, 8), "loss.dual_clip": (None, 3.0)}
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -62,10 +62,10 @@ def interrupts(config: RunConfig) -> Faults:
             value=config.interrupt.kv_after,
             cure=f"set interrupt.kv_after to {_either(caches)}",
         )
+    bases = [name for name in kinds if name != "cancel_group"]
     if len(set(kinds)) != len(kinds):
         yield ConfigError("a kind stands twice", field="partial", value=kinds, cure="name each kind once")
-    bases = [name for name in kinds if name != "cancel_group"]
-    if len(bases) != 1 or bases[0] not in partials:
+    elif len(bases) != 1 or bases[0] not in partials:
         yield ConfigError(
             f"with {kind}, exactly one of {_either(partials)} says what becomes of half-finished samples",
             field="partial",
