@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.tiny_model import make_tiny_model
 from workers.axes.backend.single import SingleProcessTrainer
+from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
+from workers.contract import config as words
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled, CheckpointError, NonFinite
 from workers.contract.metrics import CATALOGUE
@@ -32,9 +34,13 @@ def make(model: Path, tmp_path: Path) -> Any:
     def build(**blocks: dict[str, Any]) -> SingleProcessTrainer:
         base = {"model": {"path": str(model)}, "determinism": "strict", "lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
         merged: dict[str, Any] = {**base, **{name: {**base.get(name, {}), **block} for name, block in blocks.items()}}  # type: ignore[dict-item]
-        return SingleProcessTrainer(RunConfig.model_validate(merged), tmp_path, FilesystemTransport("run", tmp_path))
+        return SingleProcessTrainer(RunConfig.model_validate(merged), tmp_path, road(tmp_path))
 
     return build
+
+
+def road(folder: Path) -> FilesystemTransport:
+    return FilesystemTransport(Link("run", folder, "trainer", words.Transport(kind="filesystem")))
 
 
 def make_batch(step: int = 1, seed: int = 0, groups: int = 3, size: int = 4) -> Batch:
@@ -163,7 +169,7 @@ def test_a_batch_without_a_reward_is_skipped_and_measures_nothing(make: Any) -> 
 
 
 def test_weights_of_the_correction_reach_the_gradient(make: Any) -> None:
-    assert not torch.equal(change(make(loss={"tis_cap": None}), make_batch()), change(make(loss={"tis_cap": 0.5}), make_batch()))
+    assert not torch.equal(change(make(loss={"corrections": []}), make_batch()), change(make(loss={"corrections": [{"lo": 0.0, "hi": 1.0}]}), make_batch()))
     anchored = make(loss={"anchor": "rollout"}).train(make_batch()).metrics["loss/clip_share"]
     assert anchored > 0  # ratios to the engine's policy are far from 1 here; to the trainer's own they are exactly 1
     assert make().train(make_batch()).metrics["loss/clip_share"] == 0
@@ -191,7 +197,7 @@ def test_resume_goes_on_bit_for_bit(make: Any, tmp_path: Path) -> None:
     change(after, *batches[2:])
     assert torch.equal(weights(straight), weights(after))
     assert after._steps == 4
-    assert straight.publish(4).digest == after.publish(4).digest
+    assert straight.publish(4, []).digest == after.publish(4, []).digest
 
 
 def test_a_checkpoint_is_safetensors_json_and_loads_with_peft(make: Any, tmp_path: Path, model: Path) -> None:
@@ -226,9 +232,9 @@ def test_a_foreign_or_torn_checkpoint_is_refused(make: Any, tmp_path: Path) -> N
 
 def test_what_is_published_is_what_trains_next(make: Any, tmp_path: Path) -> None:
     trainer = make(model={"dtype": "bfloat16"})
-    receiver = FilesystemTransport("run", tmp_path)
+    receiver = road(tmp_path)
     trainer.train(make_batch())
-    received = receiver.receive(trainer.publish(1))
+    received = receiver.receive(trainer.publish(1, []))
     assert set(received) == set(trainer._adapters.working)
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in received
     for name, value in received.items():
@@ -239,7 +245,7 @@ def test_what_is_published_is_what_trains_next(make: Any, tmp_path: Path) -> Non
 
 def test_bfloat16_models_keep_float32_masters(model: Path, tmp_path: Path) -> None:
     config = RunConfig.model_validate({"model": {"path": str(model)}, "lora": {"rank": 4}, "backend": {"threads": 1}})
-    trainer = SingleProcessTrainer(config, tmp_path, FilesystemTransport("run", tmp_path))
+    trainer = SingleProcessTrainer(config, tmp_path, road(tmp_path))
     assert not trainer.train(make_batch()).skipped
     payload = trainer._adapters.payload()
     for name, master in trainer._adapters.masters.items():
@@ -275,14 +281,14 @@ def test_interrupt_leaves_the_last_step_standing(make: Any) -> None:
     trainer.train(make_batch())
     before = weights(trainer)
     forward_passes: list[int] = []
-    inner = trainer._loss
+    inner = trainer._objective.loss
 
     def counting(*args: Any) -> Any:
         forward_passes.append(1)
         trainer.interrupt()
         return inner(*args)
 
-    trainer._loss = counting
+    trainer._objective.loss = counting
     with pytest.raises(Cancelled):
         trainer.train(make_batch(2))
     assert len(forward_passes) == 1

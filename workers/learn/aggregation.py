@@ -45,10 +45,10 @@ def token_weights(lengths: Tensor, prompts: Tensor, kind: str, max_tokens: int, 
     elif kind == "token_sum":
         weights = one
     elif kind == "prompt_mean":
-        _, place = prompts.unique(return_inverse=True)
+        _, place = torch.unique(prompts, return_inverse=True)
         of_prompt = torch.zeros_like(lengths).scatter_add(0, place, lengths)[place]
         counted = prompts[filled] if empty_samples == "skip" else prompts
-        weights = one / (max(len(counted.unique()), 1) * of_prompt.clamp(min=1))
+        weights = one / (max(len(torch.unique(counted)), 1) * of_prompt.clamp(min=1))
     else:
         raise ValueError(f"no such aggregation: {kind!r}")
     return masked(weights, filled)

@@ -51,7 +51,6 @@ def gspo(
     mask: Tensor,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
-    dual_clip: float | None = None,
     log_ratio_clamp: float | None = MAX_LOG_RATIO,
 ) -> TokenLoss:
     """PPO's clip on the row's ratio s_i = exp(mean over the row of new - anchor). Zheng et al. 2025, arXiv:2507.18071.
@@ -62,7 +61,7 @@ def gspo(
     gap = held(row_mean(log_ratio(new, anchor, mask), mask), log_ratio_clamp).detach()
     inner = masked(new, mask)
     ratio = (gap + inner - inner.detach()).exp()
-    return _clip(ratio, masked(advantages.expand_as(mask), mask), mask, clip_low, clip_high, dual_clip, None)
+    return _clip(ratio, masked(advantages.expand_as(mask), mask), mask, clip_low, clip_high, None, None)
 
 
 def cispo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +16,11 @@ from torch import Tensor
 from workers import models, registry
 from workers.axes.backend import saving
 from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
-from workers.axes.backend.objective import Objective
+from workers.axes.backend.objective import Known, Objective
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
+from workers.axes.backend.reference import Others
 from workers.axes.backend.spread import Alone, Spread
 from workers.axes.backend.threads import share
 from workers.axes.lora.base import Adapters, child_generator
@@ -33,15 +34,23 @@ from workers.records import Batch, Manifest, StepResult
 
 @dataclass
 class _Tally:
-    """What one batch gathers while it is trained. By item index: the trainer's log-probs before the update, and entropies."""
+    """What one batch gathers while it is trained. By item index: the trainer's log-probs before the update, entropies, and other
+    models' log-probs; clipped, rejected: loss tokens, over all optimizer steps, of `judged` ones; gaps: sums over loss tokens of the
+    distance to another model."""
 
     logprobs: dict[int, Tensor] = field(default_factory=dict)
     entropy: dict[int, Tensor] = field(default_factory=dict)
+    others: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     clipped: int = 0
+    rejected: int = 0
     judged: int = 0
+    from_reference: float = 0.0
+    from_teacher: float = 0.0
     stepped: dict[str, float] = field(default_factory=dict)
-    SUMMED: ClassVar[tuple[str, ...]] = ("clipped",)  # counters that each rank keeps for its own rows; added up at the end of a batch
+    # What each rank keeps for its own rows: put together, or added up, at the end of a batch.
+    BY_ITEM: ClassVar[tuple[str, ...]] = ("logprobs", "entropy")
+    SUMMED: ClassVar[tuple[str, ...]] = ("clipped", "rejected", "from_reference", "from_teacher")
 
 
 class SingleProcessTrainer:
@@ -65,6 +74,7 @@ class SingleProcessTrainer:
         self._adapters: Adapters = registry.resolve("lora", config.lora.kind)(self._model, config.lora, config.seed)
         self._payload: Payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
         self._objective = Objective(config)
+        self._others = Others(config, self._model, self._adapters)
         batch = config.batch
         self._spread = self._distribute()
         steps = config.budget.steps * batch.epochs * batch.minibatches
@@ -80,10 +90,12 @@ class SingleProcessTrainer:
         if items:
             plan = self._plan(prepared, batch.step)
             self._deal(prepared, plan)
-            if len(plan) > 1:
+            self._score(items, tally)
+            objective = self._objective
+            if objective.counts_survivors or (len(plan) > 1 and not objective.interpolates):
                 self._recompute(items, tally)
-            for chosen in plan:
-                self._optimizer_step(prepared, chosen, tally)
+            for number, chosen in enumerate(plan):
+                self._optimizer_step(prepared, chosen, tally, first=number == 0)
             self._collect(tally)
         self._steps += 1
         return StepResult(
@@ -132,6 +144,16 @@ class SingleProcessTrainer:
         """Those of `items` that this rank computes."""
         return items
 
+    def _agree(self, counted: dict[int, int]) -> dict[int, int]:
+        """Called before each optimizer step whose denominators are those of a correction's survivors: every rank's counts."""
+        return counted
+
+    def _heed(self) -> None:
+        """Called before each micro-batch. Raises Cancelled, with no gradient left behind, where `interrupt` was called."""
+        if self._interrupted.is_set():
+            self._stepper.clear()
+            raise Cancelled("training was interrupted between two micro-batches")
+
     def _combine(self, loss: float) -> float:
         """Called before each optimizer step: adds up the ranks' gradients, and their shares of the loss."""
         return loss
@@ -154,35 +176,59 @@ class SingleProcessTrainer:
             plan.extend(chosen for chosen in dealt if any(prepared.groups[number] for number in chosen))
         return plan
 
+    def _score(self, items: Sequence[Item], tally: _Tally) -> None:
+        """Other models' log-probs of the batch's tokens, where the loss reads them. Before the batch's first optimizer step."""
+        rows = rows_of(self._mine(items), self._config.batch.micro_tokens)
+        for name in self._others.scored:
+            kept = tally.others.setdefault(name, {})
+            switch = self._others.switch(name)
+            if switch is None:
+                for micro in self._built(rows):
+                    kept.update(_by_item(micro, self._others.logprobs(name, micro)))
+                continue
+            with torch.no_grad(), switch:
+                for micro in self._micro_batches(rows):
+                    kept.update(_by_item(micro, self._pass(micro)[0]))
+
     def _recompute(self, items: Sequence[Item], tally: _Tally) -> None:
         """Old log-probs of the whole batch, before its first of several optimizer steps."""
         for micro in self._micro_batches(rows_of(self._mine(items), self._config.batch.micro_tokens)):
             with torch.no_grad():
                 self._remember(micro, *self._pass(micro), tally)
 
-    def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: _Tally) -> None:
+    def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: _Tally, first: bool) -> None:
         config = self._config
         items = self._mine([item for number in chosen for item in prepared.groups[number]])
-        counts = prepared.denominators(chosen, config.sampling.max_new_tokens)
         rows = rows_of(items, config.batch.micro_tokens)
+        counted = self._counted(prepared, rows, tally, first) if self._objective.counts_survivors else None
+        weights = prepared.weights(chosen, config.loss, config.sampling.max_new_tokens, counted)
         # Rows of equal rewards have no gradient: their log-probs are wanted once, a backward pass never.
-        silent = [row for row in rows if all(item.advantage == 0 for item in row.items)]
-        teaching = [row for row in rows if any(item.advantage != 0 for item in row.items)]
+        teaches = [self._objective.always_teaches or any(item.advantage != 0 for item in row.items) for row in rows]
+        silent = [row for row, flag in zip(rows, teaches, strict=True) if not flag]
         loss = 0.0
         for micro in self._micro_batches([row for row in silent if row.items[0].index not in tally.logprobs]):
             with torch.no_grad():
                 self._remember(micro, *self._pass(micro), tally)
-        for micro in self._micro_batches(teaching, learn=True):
-            flat, entropy = self._pass(micro)
+        for micro in self._micro_batches([row for row, flag in zip(rows, teaches, strict=True) if flag], learn=True):
+            with self._others.watched() as seen:
+                flat, entropy = self._pass(micro)
             if micro.items[0].index not in tally.logprobs:
                 self._remember(micro, flat.detach(), entropy, tally)
-            old = micro.spread(torch.cat([tally.logprobs[item.index] for item in micro.items]))
-            share, clipped = self._objective.loss(micro, micro.spread(flat), old, counts)
-            tally.clipped += clipped
-            share.backward()  # type: ignore[no-untyped-call]
+            share = self._objective.loss(
+                micro,
+                micro.spread(flat),
+                self._known(prepared, micro, tally),
+                torch.tensor([weights[item.index] for item in micro.items], dtype=torch.float64),
+                self._others.divergence(micro, seen),
+            )
+            tally.clipped += share.clipped
+            tally.rejected += share.rejected
+            tally.from_reference += share.from_reference
+            tally.from_teacher += share.from_teacher
+            share.loss.backward()  # type: ignore[no-untyped-call]
             self._adapters.gather()
-            loss += float(share.detach())
-        tally.judged += counts.tokens
+            loss += float(share.loss.detach())
+        tally.judged += prepared.tokens(chosen)
         loss = self._combine(loss)
         stepped = self._stepper.step(loss)
         if stepped:
@@ -190,21 +236,46 @@ class SingleProcessTrainer:
             tally.losses.append(loss)
             tally.stepped = stepped
 
+    def _counted(self, prepared: Prepared, rows: Sequence[Row], tally: _Tally, first: bool) -> dict[int, int]:
+        """Tokens in the denominator, by item index. Where a gate looks at today's policy and steps were taken since the recompute
+        pass, that takes a forward pass of its own."""
+        found: dict[int, int] = {}
+        anew = self._objective.counts_anew and not first
+        with torch.no_grad():
+            for micro in self._micro_batches(rows) if anew else self._built(rows):
+                known = self._known(prepared, micro, tally)
+                current = micro.spread(self._pass(micro)[0]) if anew else known.old
+                for item, count in zip(micro.items, self._objective.survivors(micro, current, known).tolist(), strict=True):
+                    found[item.index] = int(count)
+        return self._agree(found)
+
+    def _known(self, prepared: Prepared, micro: MicroBatch, tally: _Tally) -> Known:
+        def gathered(values: Mapping[int, Tensor]) -> Tensor | None:
+            return micro.spread(torch.cat([values[item.index] for item in micro.items])) if values else None
+
+        old = gathered(tally.logprobs)
+        assert old is not None
+        versions = torch.tensor([version for item in micro.items for version in prepared.versions[item.index]])
+        others = tally.others
+        return Known(
+            old, gathered(others.get("reference", {})), gathered(others.get("teacher", {})), micro.spread(versions), prepared.version
+        )
+
     def _micro_batches(self, rows: Sequence[Row], learn: bool = False) -> Iterator[MicroBatch]:
-        """Built one at a time; between two of them a cancel is heard. For each, the caller makes exactly one `_pass`, and where
-        it is to `learn`, one backward pass: ranks of a sharded model must agree on their number."""
+        """For each, the caller makes exactly one `_pass`, and where it is to `learn`, one backward pass: ranks of a sharded model
+        must agree on their number."""
+        yield from self._built(rows)
+
+    def _built(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Micro-batches, built one at a time; between two of them a cancel is heard."""
         pad = self._model.config.pad_token_id or 0
         for some in micro_batches(rows, self._config.batch.micro_tokens):
-            if self._interrupted.is_set():
-                self._stepper.clear()
-                raise Cancelled("training was interrupted between two micro-batches")
+            self._heed()
             yield build(some, pad)
 
     def _remember(self, micro: MicroBatch, flat: Tensor, entropy: Tensor, tally: _Tally) -> None:
-        lengths = [len(item.tokens) for item in micro.items]
-        for item, logprobs, entropies in zip(micro.items, torch.split(flat, lengths), torch.split(entropy, lengths), strict=True):
-            tally.logprobs[item.index] = logprobs
-            tally.entropy[item.index] = entropies
+        tally.logprobs.update(_by_item(micro, flat))
+        tally.entropy.update(_by_item(micro, entropy))
 
     def _metrics(self, items: Sequence[Item], tally: _Tally) -> dict[str, float]:
         """Named as in workers.contract.metrics. What was not measured is left out."""
@@ -224,4 +295,15 @@ class SingleProcessTrainer:
             if mean_entropy is not None:
                 values["loss/entropy"] = mean_entropy
             values["loss/clip_share"] = tally.clipped / tally.judged
+            values["loss/rejected_share"] = tally.rejected / tally.judged
+            if self._objective.pulls:
+                values["loss/kl_reference"] = tally.from_reference / tally.judged
+            if self._config.loss.distillation is not None:
+                values["loss/teacher_gap"] = tally.from_teacher / tally.judged
         return values
+
+
+def _by_item(micro: MicroBatch, flat: Tensor) -> dict[int, Tensor]:
+    """(N,) token values, by item index."""
+    parts = torch.split(flat, [len(item.tokens) for item in micro.items])
+    return {item.index: part for item, part in zip(micro.items, parts, strict=True)}
