@@ -55,7 +55,7 @@ def replayed(model: Any, routing: Tensor | None) -> Iterator[None]:
             field="replay.routing",
             cure="trainer and engine need the same model",
         )
-    parts = chosen.split([router.top_k for router in found], dim=1)
+    parts = torch.split(chosen, [router.top_k for router in found], dim=1)
     hooks = [router.register_forward_hook(_choosing(ids)) for router, ids in zip(found, parts, strict=True)]
     try:
         yield
@@ -96,7 +96,7 @@ def by_item(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
     table = torch.cat(seen, dim=1).to(torch.uint8)
     width = micro.input_ids.shape[1]
     found: dict[int, Tensor] = {}
-    for item, places in zip(micro.items, micro.source.split([len(item.tokens) for item in micro.items]), strict=True):
+    for item, places in zip(micro.items, torch.split(micro.source, [len(item.tokens) for item in micro.items]), strict=True):
         prompt = int(places[0]) // width * width + torch.arange(len(item.prompt))
         found[item.index] = table[torch.cat((prompt, places[1:]))]
     return found

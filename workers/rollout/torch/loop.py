@@ -193,7 +193,7 @@ class DecodeLoop:
         missing = [prompt for prompt in prompts if prompt not in found]
         for batch in self._batches([list(prompt) for prompt in missing]):
             kept, hidden = self._model.prefill([list(missing[index]) for index in batch], self.adapter)
-            routing = self._model.take_routing() or [None] * len(batch)
+            routing: list[torch.Tensor | None] = [*self._model.take_routing()] or [None] * len(batch)
             for row, (index, keys_values) in enumerate(zip(batch, kept, strict=True)):
                 found[missing[index]] = Prefilled(keys_values, hidden[row], routing[row])
                 self._prompts.keep(missing[index], found[missing[index]])
@@ -234,9 +234,10 @@ class DecodeLoop:
                 for first in range(0, len(running), width)
             ]
         )
-        for sequence, routing in zip(running, self._model.take_routing() or [None] * len(running), strict=True):
-            if sequence.routing is not None and routing is not None:
+        for sequence, routing in zip(running, self._model.take_routing(), strict=False):  # none where it is not recorded
+            if sequence.routing is not None:
                 sequence.routing.add(sequence.length, routing)
+        for sequence in running:
             sequence.length += 1
         self._draw(running, hidden)
         self.counters.decode_steps += 1
@@ -258,9 +259,9 @@ class DecodeLoop:
                     value=f"version {self.adapter.version}",
                     cure="look at the gradient norm of the last steps; a lower optimizer.learning_rate helps",
                 )
-            kept = supports or [None] * len(part)
-            for sequence, token, logprob, ids in zip(part, tokens.tolist(), logprobs.tolist(), kept, strict=True):
-                sequence.append(token, logprob, self.adapter.version, ids)
+            drawn = zip(part, tokens.tolist(), logprobs.tolist(), supports or [[]] * len(part), strict=True)
+            for sequence, token, logprob, kept in drawn:
+                sequence.append(token, logprob, self.adapter.version, kept)
         self.counters.generated_tokens += len(sequences)
         for sequence in sequences:
             if sequence.ended is not None:

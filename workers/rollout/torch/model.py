@@ -68,7 +68,7 @@ class Model:
             qkv = self._project(hidden, layer, pairs)
             hidden = self._finish(hidden, self._kernels.attend(qkv, self.shape.heads, number, step), layer, pairs)
         if self._keep_routing:
-            self._routing += self._drain().split(1)
+            self._routing += torch.split(self._drain(), 1)
         return self._norm(hidden, self._weights.norm)
 
     def take_routing(self) -> list[torch.Tensor]:

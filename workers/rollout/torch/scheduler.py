@@ -34,10 +34,10 @@ class Sequence:
     support: list[list[int]] | None = None
     routing: RoutingRecord | None = None
 
-    def append(self, token: int, logprob: float, version: int, kept: list[int] | None = None) -> None:
-        """One token was drawn, from `kept` where that is recorded: keep it and see whether it was the last."""
+    def append(self, token: int, logprob: float, version: int, kept: list[int]) -> None:
+        """One token was drawn, from the ids `kept` where that is recorded: keep it and see whether it was the last."""
         if self.support is not None:
-            self.support.append(kept or [])
+            self.support.append(kept)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
