@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 SPECIALS = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -50,5 +50,41 @@ def make_tiny_model(folder: Path, seed: int = 0, layers: int = 2, hidden: int = 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_moe_model(
+    folder: Path, seed: int = 0, layers: int = 2, hidden: int = 32, experts: int = 4, chosen: int = 2, **changes: object
+) -> Path:
+    """A Qwen3-MoE with the same tokenizer. Routers are wide enough that tokens choose different experts."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tiny_tokenizer()
+    values: dict[str, object] = {
+        "intermediate_size": hidden * 2,
+        "moe_intermediate_size": hidden // 2,
+        "num_hidden_layers": layers,
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
+        "norm_topk_prob": True,
+        **changes,
+    }
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **values,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
