@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.axes.backend.layout import Item
+from workers.axes.backend.routing import of_group
 from workers.contract.config import Loss, RunConfig
 from workers.contract.errors import EngineError
 from workers.learn.advantages import ADVANTAGES, overlong
@@ -73,8 +74,12 @@ def prepare(batch: Batch, config: RunConfig) -> Prepared:
                 tokens=sample.rollout.token_ids,
                 rollout=sample.rollout.logprobs,
                 advantage=advantage,
+                support=sample.rollout.support if config.replay.sampling_mask else None,
             )
         )
+    if config.replay.routing == "r3":
+        rollouts = {sample.rollout.id: sample.rollout for _, sample in numbered}
+        groups = [of_group(items, rollouts) for items in groups]
     return Prepared(groups, scored, advantages, versions, batch.version)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workers.axes.backend.layout import MicroBatch
+from workers.axes.backend.layout import Item, MicroBatch
 from workers.contract.errors import ConfigError, EngineError
 from workers.records import Rollout
 
@@ -124,8 +125,14 @@ def decode(rollout: Rollout, prompt: int) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(positions, -1)
 
 
-def of_group(rollouts: Iterable[Rollout], prompt: int) -> list[Tensor]:
-    """Item.routing of a group's rollouts. Their prompt's is the first one's for all of them, so that rows may be cut anywhere:
-    engines may have computed the prompt once for each weight version, but the trainer computes it once."""
-    found = [decode(rollout, prompt) for rollout in rollouts]
-    return [torch.cat((found[0][:prompt], one[prompt:])) for one in found]
+def of_group(items: Sequence[Item], rollouts: Mapping[str, Rollout]) -> list[Item]:
+    """The items of one prompt with what their rollouts recorded, by id.
+
+    The prompt's routing is the first item's for all of them: engines may have computed the prompt once for each weight version,
+    but the trainer computes it once, and wherever rows are cut, the result is the same.
+    """
+    found = [decode(rollouts[item.id], len(item.prompt)) for item in items]
+    return [
+        replace(item, routing=torch.cat((found[0][: len(item.prompt)], one[len(item.prompt) :])))
+        for item, one in zip(items, found, strict=True)
+    ]
