@@ -5,36 +5,38 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
-
-import msgpack
 
 from workers.axes.orchestration.child import NICENESS, build_role
-from workers.axes.orchestration.wire import error_to_wire
+from workers.axes.orchestration.host import Host
+from workers.axes.orchestration.wire import error_to_wire, pack, unpack
 
 
 class RoleActor:
     """Made by `RayActors` with `ray.remote`; asynchronous, so that many requests are under way at once."""
 
-    def __init__(self, name: str, log: str) -> None:
+    def __init__(self, log: str) -> None:
         os.nice(NICENESS)
         _log_to(Path(log))
-        self._name = name
-        self._role: Any = None
+        self._host: Host | None = None
 
     async def build(self, role: str, body: bytes) -> bytes:
         """Loads the model. Returns the frame {"result": pid} or {"error": ...}: errors never travel pickled."""
         try:
-            self._role = await asyncio.to_thread(build_role, role, msgpack.unpackb(body, strict_map_key=False))
+            self._host = Host(await asyncio.to_thread(build_role, role, unpack(body)))
         except Exception as error:  # the driver is told, whatever it was
-            return bytes(msgpack.packb({"error": error_to_wire(error)}))
-        return bytes(msgpack.packb({"result": os.getpid()}))
+            return pack({"error": error_to_wire(error)})
+        return pack({"result": os.getpid()})
 
-    async def call(self, method: str, body: bytes) -> bytes:
-        try:
-            return bytes(msgpack.packb({"result": await self._role.call(method, msgpack.unpackb(body, strict_map_key=False))}))
-        except Exception as error:  # every failure of a call belongs to its caller
-            return bytes(msgpack.packb({"error": error_to_wire(error)}))
+    async def take(self, body: bytes) -> bytes | None:
+        """Called with every frame. Returns the result's frame; None where the driver waits for none."""
+        assert self._host is not None
+        answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+        async def answer(result: bytes | None) -> None:
+            answered.set_result(result)
+
+        await self._host.take(unpack(body), answer)
+        return await answered
 
     async def watch(self) -> None:
         """Never returns: the driver learns of the actor's death by this call's failure."""

@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import psutil
 import ray
 from ray.exceptions import RayError
 
-from workers.axes.orchestration.base import ROLE_ENVIRONMENT, START_PATIENCE_S, Lost, Pools, identity
-from workers.axes.orchestration.clients import RemoteGenerator, RemoteTrainer
-from workers.axes.orchestration.watch import Member, watch
-from workers.axes.orchestration.wire import error_from_wire
+from workers.axes.orchestration.base import START_PATIENCE_S
+from workers.axes.orchestration.calls import Calls
+from workers.axes.orchestration.crew import Crew
+from workers.axes.orchestration.watch import answered
+from workers.axes.orchestration.wire import error_from_wire, error_to_wire, pack, unpack
 from workers.cluster.actor import RoleActor
-from workers.contract.config import RunConfig
-from workers.contract.errors import EngineError, EnvironmentMissing
+from workers.contract.errors import EngineError, EnvironmentMissing, HeadraceError
 
 STOP_PATIENCE_S = 3.0
 # A run's two roles fit on one core; Ray schedules, the operating system shares.
@@ -28,71 +28,135 @@ CPUS_A_ROLE = 0.5
 CALLS_AT_ONCE = 4096
 
 
-class RayActors:
-    """One actor for each engine and one for the trainer."""
+class RoleActorProcess:
+    """One actor and the calls that are under way in it. `ended` is done when it is gone, with the cause."""
 
-    def __init__(self, config: RunConfig, run_id: str, scratch: Path) -> None:
-        self._config = config
+    def __init__(self, name: str, log: Path, run_id: str) -> None:
+        self.pid: int | None = None  # on this host or another
+        self.ended: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        self._name = name
+        self._log = log
         self._run_id = run_id
-        self._scratch = scratch
-        self._actors: dict[str, Any] = {}
-        self._pids: list[int] = []
-        self._own_cluster: tempfile.TemporaryDirectory[str] | None = None
+        self._actor: Any = None
+        self._calls = Calls(self._post)
+        self._under_way: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> Pools:
-        await asyncio.to_thread(self._connect)
-        common = {"config": self._config.as_json(), "run_id": self._run_id, "scratch": str(self._scratch)}
-        engines = {f"generator/{index}": {**common, "name": f"generator/{index}"} for index in range(self._config.rollout.engines)}
-        builds = [self._build(name, "generator", arguments) for name, arguments in engines.items()]
+    async def start(self, role: str, arguments: dict[str, Any]) -> None:
+        remote: Any = ray.remote(RoleActor).options(num_cpus=CPUS_A_ROLE, max_concurrency=CALLS_AT_ONCE, max_restarts=0)
+        self._actor = remote.remote(str(self._log))
         try:
-            await asyncio.wait_for(asyncio.gather(*builds, self._build("trainer", "trainer", common)), START_PATIENCE_S)
+            frame = unpack(await answered(_awaited(self._actor.build.remote(role, pack(arguments))), START_PATIENCE_S))
+        except RayError as error:
+            raise self._gone(error) from error
         except TimeoutError:
             raise EnvironmentMissing(
-                f"the cluster did not place {len(builds) + 1} actors within {START_PATIENCE_S:.0f} s",
+                f"the cluster did not place the {self._name} actor, or it did not load its model, within {START_PATIENCE_S:.0f} s",
                 field="orchestration.kind",
-                value=f"{CPUS_A_ROLE * (len(builds) + 1)} CPU needed, {_free_cpus()} free",
-                cure="stop another run, or add nodes; where they were placed, see their logs",
+                value=f"{CPUS_A_ROLE} CPU needed, {_free_cpus()} free",
+                cure="stop another run, or add nodes; where it was placed, see its log",
                 retryable=True,
             ) from None
-        return Pools(
-            generators={name: RemoteGenerator(self._caller(name)) for name in engines},
-            trainer=RemoteTrainer(self._caller("trainer")),
-        )
+        if "error" in frame:
+            raise error_from_wire(frame["error"])
+        self.pid = frame["result"]
+        self._spawn(self._live(self._actor))
 
-    async def failure(self, lost: Lost | None = None) -> None:
-        await watch([self._member(name) for name in self._actors], lost)
+    async def call(self, method: str, args: dict[str, Any]) -> Any:
+        return await self._calls.call(method, args)
 
-    def _member(self, name: str) -> Member:
-        actor, call = self._actors[name], self._caller(name)
-
-        async def died() -> EngineError:
-            try:
-                await _awaited(actor.watch.remote())
-            except RayError as error:
-                return self._died(name, error)
-            return self._died(name, None)
-
-        return Member(name, None, lambda: call("ping", {}), died, lambda: ray.kill(actor))
+    def kill(self) -> None:
+        if self._actor is not None:
+            with contextlib.suppress(RayError):
+                ray.kill(self._actor)
 
     async def stop(self) -> None:
-        # Together, so that what never started costs one wait and not one for each actor.
-        await asyncio.gather(*(self._end(actor) for actor in self._actors.values()))
+        """Says "stop", kills the actor and sees its process off where it is on this host."""
+        if self.pid is not None and not self.ended.done():
+            with contextlib.suppress(HeadraceError, TimeoutError):
+                await asyncio.wait_for(self.call("stop", {}), STOP_PATIENCE_S)
+        self.kill()
         await asyncio.to_thread(self._see_off)
+        if not self.ended.done():
+            self._end(self._gone(None))
+        for task in self._under_way:
+            task.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def _post(self, body: bytes) -> None:
+        self._spawn(self._answer(unpack(body).get("id"), self._actor.take.remote(body)))
+
+    async def _answer(self, number: int | None, reference: Awaitable[bytes | None]) -> None:
+        try:
+            body = await reference
+        except RayError as error:  # a dead actor is told by `_live`, with the same words
+            if number is not None:
+                self._calls.settle({"id": number, "error": error_to_wire(self._gone(error))})
+            return
+        if body is not None:
+            self._calls.settle(unpack(body))
+
+    async def _live(self, actor: Any) -> None:
+        try:
+            await actor.watch.remote()
+        except RayError as error:
+            self._end(self._gone(error))
+        else:
+            self._end(self._gone(None))
+
+    def _end(self, cause: EngineError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(cause)
+            self._calls.fail(cause)
+
+    def _gone(self, error: BaseException | None) -> EngineError:
+        first_line = str(error).strip().splitlines()[0] if error and str(error).strip() else "no reason given"
+        return EngineError(
+            f"the {self._name} actor is gone: {first_line}",
+            field=self._name,
+            cure=f"see {self._log}; resume from the last checkpoint",
+            retryable=True,
+        )
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def _see_off(self) -> None:
+        """Returns when its process is gone. A pid of another node means nothing here: only one of this run is waited for."""
+        try:
+            process = psutil.Process(self.pid) if self.pid is not None else None
+            if process is None or process.environ().get("HEADRACE_RUN_ID") != self._run_id:
+                return
+            process.wait(STOP_PATIENCE_S)
+        except psutil.TimeoutExpired:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        except psutil.Error:
+            return
+
+
+class RayActors(Crew):
+    """One actor for each engine and one for the trainer."""
+
+    _own_cluster: tempfile.TemporaryDirectory[str] | None = None
+
+    async def _open(self) -> None:
+        await asyncio.to_thread(self._connect)
+
+    async def _close(self) -> None:
         if self._own_cluster is not None:
             await asyncio.to_thread(ray.shutdown)
             self._own_cluster.cleanup()
 
-    async def _end(self, actor: Any) -> None:
-        with contextlib.suppress(RayError, TimeoutError):
-            await asyncio.wait_for(_awaited(actor.call.remote("stop", msgpack.packb({}))), STOP_PATIENCE_S)
-        with contextlib.suppress(RayError):
-            ray.kill(actor)
+    def _process(self, name: str) -> RoleActorProcess:
+        return RoleActorProcess(name, self._log(name), self._run_id)
 
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        variables = {**identity(self._run_id), **ROLE_ENVIRONMENT}
-        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "log_to_driver": False, "logging_level": "error"}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": self._environment}, "log_to_driver": False, "logging_level": "error"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **options)
             return
@@ -107,40 +171,6 @@ class RayActors:
             **options,
         )
 
-    async def _build(self, name: str, role: str, arguments: dict[str, Any]) -> None:
-        log = self._scratch.parent / "logs" / f"{name.replace('/', '-')}.log"
-        remote: Any = ray.remote(RoleActor).options(num_cpus=CPUS_A_ROLE, max_concurrency=CALLS_AT_ONCE, max_restarts=0)
-        actor = self._actors[name] = remote.remote(name, str(log))
-        try:
-            self._pids.append(_opened(await _awaited(actor.build.remote(role, msgpack.packb(arguments)))))
-        except RayError as error:
-            raise self._died(name, error) from error
-
-    def _caller(self, name: str) -> Any:
-        actor = self._actors[name]
-
-        async def call(method: str, args: dict[str, Any]) -> Any:
-            try:
-                return _opened(await _awaited(actor.call.remote(method, msgpack.packb(args))))
-            except RayError as error:
-                raise self._died(name, error) from error
-
-        return call
-
-    def _died(self, name: str, error: BaseException | None) -> EngineError:
-        first_line = str(error).strip().splitlines()[0] if error else "no reason given"
-        return EngineError(
-            f"the {name} actor is gone: {first_line}", field=name, cure="see its log; resume from the last checkpoint", retryable=True
-        )
-
-    def _see_off(self) -> None:
-        """Returns when the actors' processes on this host are gone."""
-        left = [process for pid in self._pids if (process := _process(pid)) is not None]
-        _, alive = psutil.wait_procs(left, timeout=STOP_PATIENCE_S)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
 
 def _free_cpus() -> float:
     resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
@@ -149,19 +179,3 @@ def _free_cpus() -> float:
 
 async def _awaited(reference: Any) -> Any:
     return await reference
-
-
-def _opened(body: bytes) -> Any:
-    frame = msgpack.unpackb(body, strict_map_key=False)
-    if "error" in frame:
-        raise error_from_wire(frame["error"])
-    return frame["result"]
-
-
-def _process(pid: int) -> psutil.Process | None:
-    """The process, if it is on this host and is one of ours; a pid of another node means nothing here."""
-    try:
-        process = psutil.Process(pid)
-        return process if process.environ().get("HEADRACE_RUN_ID") == os.environ.get("HEADRACE_RUN_ID") else None
-    except psutil.Error:
-        return None

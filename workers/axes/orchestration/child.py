@@ -1,7 +1,7 @@
-"""A pool's process under the asyncio orchestration: hosts one role and answers the driver over an inherited socket.
+"""A pool's process: hosts one role for the driver that started it, on the road that the driver names.
 
-Called as `python -m workers.axes.orchestration.child FD`; the first frame names the role and its arguments.
-It dies with its driver: the kernel signals it, and an end of file on the socket ends it too.
+Called as `python -m workers.axes.orchestration.child FD`; the first frame on that socket, the cord, names role, arguments and
+road. It dies with its driver: the kernel signals it, and the end of the cord ends it too.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Any
 
-from workers.axes.orchestration.wire import error_to_wire, read_frame, write_frame
+from workers.axes.orchestration.host import Host
+from workers.axes.orchestration.wire import error_to_wire, pack, read_frame, write_body
 
 PR_SET_PDEATHSIG = 1
 NICENESS = 10  # web and database come first on a shared machine
 
+# Who answers at this end of each road: `serve(host, terms, ready, reader, writer)`, which tells `ready` once, then runs until the
+# driver is gone.
+ROADS = {
+    "socket": "workers.axes.orchestration.child:serve_socket",
+    "streams": "workers.axes.orchestration.bus:serve",
+    "http": "workers.axes.orchestration.http_service:serve",
+}
+Ready = Callable[[dict[str, Any]], Awaitable[None]]
+
 
 def settle_in() -> None:
     """Dies with the parent, yields to the control plane, leaves Ctrl-C to the driver."""
-    with contextlib.suppress(OSError, AttributeError):  # not on Linux: the end of file on the socket remains
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux: the end of the cord remains
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -35,34 +47,40 @@ def build_role(role: str, arguments: dict[str, Any]) -> Any:
     return {"generator": GeneratorRole, "trainer": TrainerRole}[role](**arguments)
 
 
-async def serve(file_descriptor: int) -> None:
+async def serve_socket(host: Host, terms: dict[str, Any], ready: Ready, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The cord itself is the road: what a socket has delivered needs no acknowledgement."""
+    await ready({})
+
+    async def answer(body: bytes | None) -> None:
+        if body is not None:
+            write_body(writer, body)
+            with contextlib.suppress(ConnectionError):  # the driver has gone: the reader sees it too, and ends
+                await writer.drain()
+
+    while True:
+        await host.take(await read_frame(reader), answer)
+
+
+async def main(file_descriptor: int) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=file_descriptor))
     first = await read_frame(reader)
-    tasks: set[asyncio.Task[None]] = set()
-    try:
-        role = build_role(first["role"], first["arguments"])
-    except Exception as error:  # the driver is told, whatever it was
-        write_frame(writer, {"id": 0, "error": error_to_wire(error)})
+
+    async def tell(frame: dict[str, Any]) -> None:
+        write_body(writer, pack(frame))
         await writer.drain()
+
+    try:
+        host = Host(build_role(first["role"], first["arguments"]))
+        module_name, function_name = ROADS[first["road"]].split(":")
+        serve = getattr(import_module(module_name), function_name)
+    except Exception as error:  # the driver is told, whatever it was
+        await tell({"error": error_to_wire(error)})
         raise
-    write_frame(writer, {"id": 0, "result": os.getpid()})
-
-    async def answer(frame: dict[str, Any]) -> None:
-        try:
-            write_frame(writer, {"id": frame["id"], "result": await role.call(frame["method"], frame["args"])})
-        except Exception as error:  # every failure of a call belongs to its caller, a reply that cannot be packed included
-            write_frame(writer, {"id": frame["id"], "error": error_to_wire(error)})
-        with contextlib.suppress(ConnectionError):  # the driver has gone: the reader sees it too, and ends
-            await writer.drain()
-
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            task = asyncio.create_task(answer(await read_frame(reader)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        await serve(host, first["terms"], lambda facts: tell({"result": {"pid": os.getpid(), **facts}}), reader, writer)
     os._exit(0)  # the driver is gone or has hung up: threads of the engine must not hold the process
 
 
 if __name__ == "__main__":
     settle_in()
-    asyncio.run(serve(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1])))

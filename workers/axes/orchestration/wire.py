@@ -1,4 +1,4 @@
-"""Frames between the driver and a child process: 4 bytes of length, then msgpack of JSON-like values. Never pickle."""
+"""Frames between the driver and a role: msgpack of JSON-like values, never pickle. On a socket, 4 bytes of length go before each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ MAX_FRAME = 1 << 30
 E = TypeVar("E", bound=HeadraceError)
 
 
+def pack(frame: Any) -> bytes:
+    """Raises where the frame holds what msgpack cannot carry, or is too large."""
+    body = bytes(msgpack.packb(frame))
+    if len(body) > MAX_FRAME:
+        raise EngineError("a message is too large", field="frame", value=len(body), cure=f"at most {MAX_FRAME} bytes")
+    return body
+
+
+def unpack(body: bytes) -> Any:
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Raises asyncio.IncompleteReadError when the other side is gone."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > MAX_FRAME:
         raise EngineError("a message is too large", field="frame", value=length, cure=f"at most {MAX_FRAME} bytes")
-    frame: dict[str, Any] = msgpack.unpackb(await reader.readexactly(length), strict_map_key=False)
+    frame: dict[str, Any] = unpack(await reader.readexactly(length))
     return frame
 
 
-def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
-    """Raises, before anything is written, where the frame cannot be packed or is too large."""
-    body = msgpack.packb(frame)
-    if len(body) > MAX_FRAME:
-        raise EngineError("a message is too large", field="frame", value=len(body), cure=f"at most {MAX_FRAME} bytes")
+def write_body(writer: asyncio.StreamWriter, body: bytes) -> None:
+    """One packed frame onto a socket."""
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
