@@ -81,9 +81,12 @@ def _choosing(ids: Tensor) -> Any:
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[list[Tensor]]:
-    """For one forward pass: the list fills with each router's choice, (rows, k), layer by layer."""
+def recorded(model: Any, wanted: bool = True) -> Iterator[list[Tensor]]:
+    """For one forward pass: the list fills with each router's choice, (rows, k), layer by layer; it stays empty where not wanted."""
     seen: list[Tensor] = []
+    if not wanted:
+        yield seen
+        return
     hooks = [router.register_forward_hook(lambda _, __, output: seen.append(output[2].detach())) for router in routers(model)]
     try:
         yield seen
@@ -94,6 +97,8 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
 
 def by_item(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
     """What `recorded` saw in a micro-batch's forward pass, by item index, in the shape of Item.routing."""
+    if not seen:
+        return {}
     table = torch.cat(seen, dim=1).to(torch.uint8)
     width = micro.input_ids.shape[1]
     found: dict[int, Tensor] = {}
@@ -103,9 +108,9 @@ def by_item(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
     return found
 
 
-def encode(routing: Tensor) -> str:
-    """Rollout.routing of (positions, layers, k) expert ids below 256."""
-    return base64.b64encode(routing.to(torch.uint8).contiguous().numpy().tobytes()).decode("ascii")
+def recalled(items: Sequence[Item], choices: Mapping[int, Tensor]) -> Sequence[Item]:
+    """r2: the items with the trainer's own choice, by item index; where there is none, as they were."""
+    return [replace(item, routing=choices[item.index]) if item.index in choices else item for item in items]
 
 
 def decode(rollout: Rollout, prompt: int) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,41 +16,21 @@ from torch import Tensor
 from workers import models, registry
 from workers.axes.backend import saving
 from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
-from workers.axes.backend.objective import Known, Objective
+from workers.axes.backend.objective import Objective
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
+from workers.axes.backend.routing import by_item, check_replay, recalled, recorded
 from workers.axes.backend.reference import Others
 from workers.axes.backend.spread import Alone, Spread
+from workers.axes.backend.tally import Tally, by_item
 from workers.axes.backend.threads import share
 from workers.axes.lora.base import Adapters, child_generator
 from workers.axes.payload.base import Payload
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled
-from workers.learn.diagnostics import masked_mean, mismatch
 from workers.records import Batch, Manifest, StepResult
-
-
-@dataclass
-class _Tally:
-    """What one batch gathers while it is trained. By item index: the trainer's log-probs before the update, entropies, and other
-    models' log-probs; clipped, rejected: loss tokens, over all optimizer steps, of `judged` ones; gaps: sums over loss tokens of the
-    distance to another model."""
-
-    logprobs: dict[int, Tensor] = field(default_factory=dict)
-    entropy: dict[int, Tensor] = field(default_factory=dict)
-    others: dict[str, dict[int, Tensor]] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    clipped: int = 0
-    rejected: int = 0
-    judged: int = 0
-    from_reference: float = 0.0
-    from_teacher: float = 0.0
-    stepped: dict[str, float] = field(default_factory=dict)
-    # What each rank keeps for its own rows: put together, or added up, at the end of a batch.
-    BY_ITEM: ClassVar[tuple[str, ...]] = ("logprobs", "entropy")
-    SUMMED: ClassVar[tuple[str, ...]] = ("clipped", "rejected", "from_reference", "from_teacher")
 
 
 class SingleProcessTrainer:
@@ -64,6 +44,7 @@ class SingleProcessTrainer:
         self._transport = transport
         self._interrupted = threading.Event()
         self._steps = 0  # batches trained
+        self._keeps_choice = config.replay.routing == "r2"
         transformers: Any = import_module("transformers")
         dtype = torch.float32 if strict else getattr(torch, config.model.dtype)
         folder = models.locate(config.model.path)
@@ -71,6 +52,7 @@ class SingleProcessTrainer:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         self._model.eval()  # no dropout: log-probs are of the policy that samples
         check_layout(self._model, config.model.path)
+        check_replay(self._model, config.replay.routing)
         self._adapters: Adapters = registry.resolve("lora", config.lora.kind)(self._model, config.lora, config.seed)
         self._payload: Payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
         self._objective = Objective(config)
@@ -86,13 +68,13 @@ class SingleProcessTrainer:
         torch.set_num_threads(self._threads)  # OpenMP counts threads for each calling thread apart
         prepared = prepare(batch, self._config)
         items = [item for group in prepared.groups for item in group]
-        tally = _Tally()
+        tally = Tally()
         if items:
             plan = self._plan(prepared, batch.step)
             self._deal(prepared, plan)
             self._score(items, tally)
             objective = self._objective
-            if objective.counts_survivors or (len(plan) > 1 and not objective.interpolates):
+            if objective.counts_survivors or (len(plan) > 1 and (self._keeps_choice or not objective.interpolates)):
                 self._recompute(items, tally)
             for number, chosen in enumerate(plan):
                 self._optimizer_step(prepared, chosen, tally, first=number == 0)
@@ -100,7 +82,7 @@ class SingleProcessTrainer:
         self._steps += 1
         return StepResult(
             step=batch.step,
-            metrics=self._metrics(items, tally),
+            metrics={**tally.metrics(items, self._config.loss), "loss/skipped_steps": float(self._stepper.skipped)},
             advantages=prepared.advantages,
             logprobs={item.id: tally.logprobs[item.index].tolist() for item in items},
             skipped=not tally.stepped,
@@ -111,7 +93,7 @@ class SingleProcessTrainer:
         """What learns, in the model's type, packed as the config's payload says."""
         spread = self._spread
         weights = self._adapters.payload(lambda name, piece: spread.whole("part", name, piece))
-        packed = self._payload.pack(weights, version)
+        packed = self._payload.pack(weights, version, receivers)
         manifest = self._transport.send(packed.tensors, version, packed.kind, receivers)
         return replace(manifest, base=packed.base, note={**packed.note, **self._adapters.note()})
 
@@ -158,7 +140,7 @@ class SingleProcessTrainer:
         """Called before each optimizer step: adds up the ranks' gradients, and their shares of the loss."""
         return loss
 
-    def _collect(self, tally: _Tally) -> None:
+    def _collect(self, tally: Tally) -> None:
         """Called at the end of a batch: afterwards the tally speaks of every rank's items."""
 
     # -- one batch ---------------------------------------------------------------------------------
@@ -176,7 +158,7 @@ class SingleProcessTrainer:
             plan.extend(chosen for chosen in dealt if any(prepared.groups[number] for number in chosen))
         return plan
 
-    def _score(self, items: Sequence[Item], tally: _Tally) -> None:
+    def _score(self, items: Sequence[Item], tally: Tally) -> None:
         """Other models' log-probs of the batch's tokens, where the loss reads them. Before the batch's first optimizer step."""
         rows = rows_of(self._mine(items), self._config.batch.micro_tokens)
         for name in self._others.scored:
@@ -184,21 +166,21 @@ class SingleProcessTrainer:
             switch = self._others.switch(name)
             if switch is None:
                 for micro in self._built(rows):
-                    kept.update(_by_item(micro, self._others.logprobs(name, micro)))
+                    kept.update(by_item(micro, self._others.logprobs(name, micro)))
                 continue
             with torch.no_grad(), switch:
                 for micro in self._micro_batches(rows):
-                    kept.update(_by_item(micro, self._pass(micro)[0]))
+                    kept.update(by_item(micro, self._pass(micro)[0]))
 
-    def _recompute(self, items: Sequence[Item], tally: _Tally) -> None:
+    def _recompute(self, items: Sequence[Item], tally: Tally) -> None:
         """Old log-probs of the whole batch, before its first of several optimizer steps."""
         for micro in self._micro_batches(rows_of(self._mine(items), self._config.batch.micro_tokens)):
             with torch.no_grad():
-                self._remember(micro, *self._pass(micro), tally)
+                tally.remember(micro, *self._pass(micro))
 
-    def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: _Tally, first: bool) -> None:
+    def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: Tally, first: bool) -> None:
         config = self._config
-        items = self._mine([item for number in chosen for item in prepared.groups[number]])
+        items = recalled(self._mine([item for number in chosen for item in prepared.groups[number]]), tally.routing)
         rows = rows_of(items, config.batch.micro_tokens)
         counted = self._counted(prepared, rows, tally, first) if self._objective.counts_survivors else None
         weights = prepared.weights(chosen, config.loss, config.sampling.max_new_tokens, counted)
@@ -208,23 +190,20 @@ class SingleProcessTrainer:
         loss = 0.0
         for micro in self._micro_batches([row for row in silent if row.items[0].index not in tally.logprobs]):
             with torch.no_grad():
-                self._remember(micro, *self._pass(micro), tally)
+                tally.remember(micro, *self._pass(micro))
         for micro in self._micro_batches([row for row, flag in zip(rows, teaches, strict=True) if flag], learn=True):
             with self._others.watched() as seen:
                 flat, entropy = self._pass(micro)
             if micro.items[0].index not in tally.logprobs:
-                self._remember(micro, flat.detach(), entropy, tally)
+                tally.remember(micro, flat.detach(), entropy)
             share = self._objective.loss(
                 micro,
                 micro.spread(flat),
-                self._known(prepared, micro, tally),
+                tally.known(prepared, micro),
                 torch.tensor([weights[item.index] for item in micro.items], dtype=torch.float64),
                 self._others.divergence(micro, seen),
             )
-            tally.clipped += share.clipped
-            tally.rejected += share.rejected
-            tally.from_reference += share.from_reference
-            tally.from_teacher += share.from_teacher
+            tally.add(share)
             share.loss.backward()  # type: ignore[no-untyped-call]
             self._adapters.gather()
             loss += float(share.loss.detach())
@@ -236,30 +215,18 @@ class SingleProcessTrainer:
             tally.losses.append(loss)
             tally.stepped = stepped
 
-    def _counted(self, prepared: Prepared, rows: Sequence[Row], tally: _Tally, first: bool) -> dict[int, int]:
+    def _counted(self, prepared: Prepared, rows: Sequence[Row], tally: Tally, first: bool) -> dict[int, int]:
         """Tokens in the denominator, by item index. Where a gate looks at today's policy and steps were taken since the recompute
         pass, that takes a forward pass of its own."""
         found: dict[int, int] = {}
         anew = self._objective.counts_anew and not first
         with torch.no_grad():
             for micro in self._micro_batches(rows) if anew else self._built(rows):
-                known = self._known(prepared, micro, tally)
+                known = tally.known(prepared, micro)
                 current = micro.spread(self._pass(micro)[0]) if anew else known.old
                 for item, count in zip(micro.items, self._objective.survivors(micro, current, known).tolist(), strict=True):
                     found[item.index] = int(count)
         return self._agree(found)
-
-    def _known(self, prepared: Prepared, micro: MicroBatch, tally: _Tally) -> Known:
-        def gathered(values: Mapping[int, Tensor]) -> Tensor | None:
-            return micro.spread(torch.cat([values[item.index] for item in micro.items])) if values else None
-
-        old = gathered(tally.logprobs)
-        assert old is not None
-        versions = torch.tensor([version for item in micro.items for version in prepared.versions[item.index]])
-        others = tally.others
-        return Known(
-            old, gathered(others.get("reference", {})), gathered(others.get("teacher", {})), micro.spread(versions), prepared.version
-        )
 
     def _micro_batches(self, rows: Sequence[Row], learn: bool = False) -> Iterator[MicroBatch]:
         """For each, the caller makes exactly one `_pass`, and where it is to `learn`, one backward pass: ranks of a sharded model
@@ -272,38 +239,3 @@ class SingleProcessTrainer:
         for some in micro_batches(rows, self._config.batch.micro_tokens):
             self._heed()
             yield build(some, pad)
-
-    def _remember(self, micro: MicroBatch, flat: Tensor, entropy: Tensor, tally: _Tally) -> None:
-        tally.logprobs.update(_by_item(micro, flat))
-        tally.entropy.update(_by_item(micro, entropy))
-
-    def _metrics(self, items: Sequence[Item], tally: _Tally) -> dict[str, float]:
-        """Named as in workers.contract.metrics. What was not measured is left out."""
-        values = dict(tally.stepped)
-        values["loss/skipped_steps"] = float(self._stepper.skipped)
-        if tally.losses:
-            values["loss/policy"] = sum(tally.losses) / len(tally.losses)
-        if items:
-            pad = torch.nn.utils.rnn.pad_sequence
-            trainer = pad([tally.logprobs[item.index] for item in items], batch_first=True).double()
-            entropy = pad([tally.entropy[item.index] for item in items], batch_first=True)
-            engine = pad([torch.tensor(item.rollout, dtype=torch.float64) for item in items], batch_first=True)
-            lengths = torch.tensor([len(item.tokens) for item in items])
-            mask = torch.arange(trainer.shape[1]) < lengths[:, None]
-            values.update({f"loss/{name}": value for name, value in mismatch(trainer, engine, mask).items()})
-            mean_entropy = masked_mean(entropy, mask)
-            if mean_entropy is not None:
-                values["loss/entropy"] = mean_entropy
-            values["loss/clip_share"] = tally.clipped / tally.judged
-            values["loss/rejected_share"] = tally.rejected / tally.judged
-            if self._objective.pulls:
-                values["loss/kl_reference"] = tally.from_reference / tally.judged
-            if self._config.loss.distillation is not None:
-                values["loss/teacher_gap"] = tally.from_teacher / tally.judged
-        return values
-
-
-def _by_item(micro: MicroBatch, flat: Tensor) -> dict[int, Tensor]:
-    """(N,) token values, by item index."""
-    parts = torch.split(flat, [len(item.tokens) for item in micro.items])
-    return {item.index: part for item, part in zip(micro.items, parts, strict=True)}
