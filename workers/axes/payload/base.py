@@ -25,8 +25,12 @@ class Packed:
 class Payload(Protocol):
     """Constructed on both sides as `Payload(kind: str)`; one object lives as long as its side does."""
 
-    def pack(self, weights: Mapping[str, torch.Tensor], version: int) -> Packed:
-        """Called by the trainer at each publish with the weights in the engine's number format."""
+    def pack(self, weights: Mapping[str, torch.Tensor], version: int, receivers: list[str]) -> Packed:
+        """Called by the trainer at each publish with the weights in the engine's number format, and who will receive them.
+
+        Each tensor is read at most once, in sorted order of names, here or later by the transport. The same version again
+        means that the last publish failed somewhere: whatever builds on what engines hold must then go out whole.
+        """
         ...
 
     def unpack(self, received: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ class Whole:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def pack(self, weights: Mapping[str, torch.Tensor], version: int) -> Packed:
+    def pack(self, weights: Mapping[str, torch.Tensor], version: int, receivers: list[str]) -> Packed:
         return Packed(self._kind, weights)
 
     def unpack(self, received: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from workers.axes.transport.base import Link
-from workers.axes.transport.payload import pack, unpack
+from workers.axes.transport.payload import Contents, read_file, write_file
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.records import Manifest
 
@@ -57,25 +57,22 @@ class SharedMemoryTransport:
     def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
         """Called by the trainer at each publish. The last two publishes stay readable."""
         started = time.perf_counter()
-        data, digest = pack(tensors)
         path = SEGMENTS / f"{self._prefix}{version}-{secrets.token_hex(4)}"
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as segment:
-                segment.write(data)
+            start, contents = self._write(path, tensors)
         except OSError as error:
-            path.unlink(missing_ok=True)
             raise EnvironmentMissing(
                 f"shared memory cannot be written: {error.strerror or error}",
                 field="transport.kind",
                 value="shared_memory",
-                cure=f"give {SEGMENTS} at least {3 * len(data)} free bytes, or set transport.kind to filesystem",
+                cure=f"give {SEGMENTS} room for three publishes, or set transport.kind to filesystem",
             ) from error
         self._sent.append(path)
         while len(self._sent) > GENERATIONS_KEPT:
             self._sent.popleft().unlink(missing_ok=True)
         handle = {"segment": path.name}
-        return Manifest(version, digest, len(data), payload, "shared_memory", handle, export_s=time.perf_counter() - started)
+        size = start + contents.bytes
+        return Manifest(version, contents.digest, size, payload, "shared_memory", handle, export_s=time.perf_counter() - started)
 
     def receive(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """Called by each engine. Raises DigestMismatch on cut or flipped bytes, EngineError where the segment is gone."""
@@ -85,7 +82,8 @@ class SharedMemoryTransport:
                 "the segment belongs to another run or attempt", field="transport", value=name, cure=f"it must begin with {self._prefix}"
             )
         try:
-            data = (SEGMENTS / name).read_bytes()
+            with open(SEGMENTS / name, "rb", buffering=0) as segment:
+                return read_file(segment, manifest)
         except OSError as error:
             raise EngineError(
                 f"the published weights cannot be read: {error.strerror or error}",
@@ -94,9 +92,18 @@ class SharedMemoryTransport:
                 cure="engines on other hosts need transport.kind filesystem; publish again if it was tidied up",
                 retryable=True,
             ) from error
-        return unpack(data, manifest)
 
     def close(self) -> None:
         """Called at the end on both sides; only what this side sent is unlinked."""
         while self._sent:
             self._sent.popleft().unlink(missing_ok=True)
+
+    def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int, Contents]:
+        """A segment that is whole, or none at all."""
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as segment:
+                return write_file(tensors, segment)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
