@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 from workers import admission, report
 from workers.evaluate import evaluate
 from workers.flight import Flight
+from workers.gather import Gather
 from workers.parts import TRAINER, Parts
 from workers.publish import publish
-from workers.records import Batch, Group, Sample
+from workers.records import Batch, Group
 from workers.throttle import Load, blocked
 
-LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
 REFUSED_BATCHES = 20  # so many batches' worth of groups refused in a row, with none trained, is no progress
 
 
@@ -36,6 +35,7 @@ class Pipeline:
         self.parts = parts
         self._moved = asyncio.Event()  # set whenever the answer of `blocked` may have changed
         self.flight = Flight(parts, self._admit, self._moved.set)
+        self._gather = Gather(parts, self._moved.set, self._refuse, self._recycle)
         self._tasks = asyncio.TaskGroup()
         self._groups = len(parts.buffer.contents()) + len(parts.progress.batch)  # from dispatch until trained or dropped
         self._door: list[Group] = []  # complete groups that wait for room in the buffer
@@ -139,6 +139,11 @@ class Pipeline:
         self._groups -= 1
         self._count_refusal(reason)
 
+    def _recycle(self, group: Group) -> None:
+        """Generated again, in part or whole; it counts as under way all the time."""
+        self.flight.start(self._tasks, group)
+        self._count_refusal("recycled")
+
     def _count_refusal(self, reason: str) -> None:
         self._refused[reason] += 1
         if self._refused.total() >= REFUSED_BATCHES * self.parts.config.batch.prompts:
@@ -147,7 +152,7 @@ class Pipeline:
     async def _train(self) -> None:
         if self.parts.config.evaluation.at_start and self.parts.progress.step == 0:
             await self._evaluate()
-        while not self._over() and (groups := await self._batch()):
+        while not self._over() and (groups := await self._gather.batch()):
             await self._step(groups)
             await self._after_step()
         await self._conclude()
@@ -205,71 +210,11 @@ class Pipeline:
         if self._done["save"] < step:
             await self._save(last=True)
 
-    async def _batch(self) -> list[Group]:
-        """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
-
-        Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
-        """
-        parts, gathered = self.parts, self.parts.progress.batch
-        prompts = parts.config.batch.prompts
-        parts.waiting_for_batch = True
-        with parts.time.during(TRAINER, "wait_buffer_empty"):
-            while not gathered or len(gathered) + parts.progress.holes < prompts:
-                group = await self._take()
-                if group is None:
-                    return []
-                self._moved.set()
-                if self._fresh(group):
-                    gathered.append(group)
-        parts.waiting_for_batch = False
-        parts.progress.holes = max(0, parts.progress.holes - (prompts - len(gathered)))
-        return sorted(gathered, key=lambda group: (len(group.id), group.id))
-
-    def _fresh(self, group: Group) -> bool:
-        """Whether the group is trained now. What is too old is dropped or generated again: the group, or its samples one by one."""
-        parts = self.parts
-        single = parts.config.buffer.unit == "sample"
-        pieces = [replace(group, samples=[sample]) for sample in group.samples] if single else [group]
-        fates = {id(piece): parts.staleness.judge(piece, parts.progress.version) for piece in pieces}
-        old = [sample for piece in pieces if fates[id(piece)] != "train" for sample in piece.samples]
-        if not old:
-            return True
-        kept = [sample for piece in pieces if fates[id(piece)] == "train" for sample in piece.samples]
-        if "recycle" in fates.values():
-            self._recycle(group, kept, old)
-        elif len(kept) < 2:
-            self._refuse(group, "stale", buffered=True)
-        else:
-            parts.samples.drop(len(old), "stale", buffered=True)
-            group.samples = kept
-            return True
-        return False
-
-    def _recycle(self, group: Group, kept: list[Sample], old: list[Sample]) -> None:
-        parts = self.parts
-        parts.samples.recycle(len(group.samples))
-        parts.samples.effects["recycled"] += len(old)
-        parts.samples.effects["tokens_discarded"] += sum(len(sample.rollout.token_ids) for sample in old)
-        slots = [sample.rollout.index for sample in old]
-        self.flight.start(self._tasks, replace(group, dispatched_version=parts.progress.version, samples=kept, slots=slots))
-        self._count_refusal("recycled")
-
-    async def _take(self) -> Group | None:
-        """The next group of the buffer, None when a stop was requested first."""
-        taking = asyncio.create_task(self.parts.buffer.take())
-        try:
-            while not taking.done():
-                await asyncio.wait({taking}, timeout=LOOK_AROUND_S)
-                if not taking.done() and self.parts.stop_requested():
-                    return None
-            return taking.result()
-        finally:
-            taking.cancel()
-
     async def _publish(self) -> None:
         """A version advances only after every engine has answered with the published digest."""
         parts, began = self.parts, self.parts.clock.now()
-        self._swapping = parts.config.interrupt.kind == "batch"
+        # What were dispatched now would be too old, or would keep the engines from running empty.
+        self._swapping = parts.config.interrupt.kind == "batch" or parts.config.staleness.over_limit == "wait"
         try:
             manifest, updates = await publish(parts, parts.progress.version + 1)
         finally:

@@ -1,0 +1,81 @@
+"""A batch is gathered: groups are taken from the buffer, and those too old are dropped, recycled or left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from workers.parts import TRAINER, Parts
+from workers.records import Group, Sample
+
+LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
+
+
+class Gather:
+    """moved(): room has been made in the buffer. refuse(group, reason, buffered=True) drops a group; recycle(group) dispatches it again."""
+
+    def __init__(self, parts: Parts, moved: Callable[[], None], refuse: Callable[..., None], recycle: Callable[[Group], None]) -> None:
+        self.parts = parts
+        self._moved = moved
+        self._refuse = refuse
+        self._recycle = recycle
+
+    async def batch(self) -> list[Group]:
+        """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
+
+        Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
+        """
+        parts, gathered = self.parts, self.parts.progress.batch
+        prompts = parts.config.batch.prompts
+        parts.waiting_for_batch = True
+        with parts.time.during(TRAINER, "wait_buffer_empty"):
+            while not gathered or len(gathered) + parts.progress.holes < prompts:
+                group = await self._take()
+                if group is None:
+                    return []
+                self._moved()
+                if self._fresh(group):
+                    gathered.append(group)
+        parts.waiting_for_batch = False
+        parts.progress.holes = max(0, parts.progress.holes - (prompts - len(gathered)))
+        return sorted(gathered, key=lambda group: (len(group.id), group.id))
+
+    def _fresh(self, group: Group) -> bool:
+        """Whether the group is trained now. What is too old is dropped or generated again: the group, or its samples one by one."""
+        parts = self.parts
+        single = parts.config.buffer.unit == "sample"
+        pieces = [replace(group, samples=[sample]) for sample in group.samples] if single else [group]
+        fates = [parts.staleness.judge(piece, parts.progress.version) for piece in pieces]
+        old, kept = _samples(pieces, fates, young=False), _samples(pieces, fates, young=True)
+        if not old:
+            return True
+        if "recycle" in fates:
+            parts.samples.recycle(len(group.samples))
+            parts.samples.effects["recycled"] += len(old)
+            parts.samples.effects["tokens_discarded"] += sum(len(sample.rollout.token_ids) for sample in old)
+            slots = [sample.rollout.index for sample in old]
+            self._recycle(replace(group, dispatched_version=parts.progress.version, samples=kept, slots=slots))
+        elif len(kept) < 2:
+            self._refuse(group, "stale", buffered=True)
+        else:
+            parts.samples.drop(len(old), "stale", buffered=True)
+            group.samples = kept
+            return True
+        return False
+
+    async def _take(self) -> Group | None:
+        """The next group of the buffer, None when a stop was requested first."""
+        taking = asyncio.create_task(self.parts.buffer.take())
+        try:
+            while not taking.done():
+                await asyncio.wait({taking}, timeout=LOOK_AROUND_S)
+                if not taking.done() and self.parts.stop_requested():
+                    return None
+            return taking.result()
+        finally:
+            taking.cancel()
+
+
+def _samples(pieces: list[Group], fates: list[str], *, young: bool) -> list[Sample]:
+    return [sample for piece, fate in zip(pieces, fates, strict=True) if (fate == "train") is young for sample in piece.samples]
