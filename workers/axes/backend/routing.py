@@ -95,7 +95,7 @@ def recorded(model: Any, wanted: bool = True) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def by_item(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
+def choices(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
     """What `recorded` saw in a micro-batch's forward pass, by item index, in the shape of Item.routing."""
     if not seen:
         return {}
@@ -108,9 +108,9 @@ def by_item(micro: MicroBatch, seen: list[Tensor]) -> dict[int, Tensor]:
     return found
 
 
-def recalled(items: Sequence[Item], choices: Mapping[int, Tensor]) -> Sequence[Item]:
+def recalled(items: Sequence[Item], kept: Mapping[int, Tensor]) -> Sequence[Item]:
     """r2: the items with the trainer's own choice, by item index; where there is none, as they were."""
-    return [replace(item, routing=choices[item.index]) if item.index in choices else item for item in items]
+    return [replace(item, routing=kept[item.index]) if item.index in kept else item for item in items]
 
 
 def decode(rollout: Rollout, prompt: int) -> Tensor:

@@ -20,8 +20,8 @@ from workers.axes.backend.objective import Objective
 from workers.axes.backend.optimizer import Stepper
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import Prepared, prepare
-from workers.axes.backend.routing import by_item, check_replay, recalled, recorded
 from workers.axes.backend.reference import Others
+from workers.axes.backend.routing import check_replay, choices, recalled, recorded
 from workers.axes.backend.spread import Alone, Spread
 from workers.axes.backend.tally import Tally, by_item
 from workers.axes.backend.threads import share
@@ -175,8 +175,9 @@ class SingleProcessTrainer:
     def _recompute(self, items: Sequence[Item], tally: Tally) -> None:
         """Old log-probs of the whole batch, before its first of several optimizer steps."""
         for micro in self._micro_batches(rows_of(self._mine(items), self._config.batch.micro_tokens)):
-            with torch.no_grad():
+            with torch.no_grad(), recorded(self._model, self._keeps_choice) as seen:
                 tally.remember(micro, *self._pass(micro))
+            tally.routing.update(choices(micro, seen))
 
     def _optimizer_step(self, prepared: Prepared, chosen: list[int], tally: Tally, first: bool) -> None:
         config = self._config

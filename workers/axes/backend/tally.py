@@ -18,7 +18,8 @@ from workers.learn.diagnostics import masked_mean, mismatch
 
 @dataclass
 class Tally:
-    """By item index: the trainer's log-probs before the update, entropies, and other models' log-probs by their name.
+    """By item index: the trainer's log-probs before the update, entropies, its choice of experts where that is kept, and other models'
+    log-probs by their name.
 
     clipped, rejected: loss tokens, over all optimizer steps, of `judged` ones; from_reference, from_teacher: sums over the same of the
     distance to another model; losses: of each optimizer step that was taken; stepped: what the last one said of itself.
@@ -27,6 +28,7 @@ class Tally:
     logprobs: dict[int, Tensor] = field(default_factory=dict)
     entropy: dict[int, Tensor] = field(default_factory=dict)
     others: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    routing: dict[int, Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     clipped: int = 0
     rejected: int = 0
