@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workers.parts import TRAINER, Parts
@@ -77,5 +77,5 @@ class Gather:
             taking.cancel()
 
 
-def _samples(pieces: list[Group], fates: list[str], *, young: bool) -> list[Sample]:
+def _samples(pieces: Sequence[Group], fates: Sequence[str], *, young: bool) -> list[Sample]:
     return [sample for piece, fate in zip(pieces, fates, strict=True) if (fate == "train") is young for sample in piece.samples]

@@ -177,6 +177,8 @@ class EngineStatus:
     generated_tokens: int  # since start
     decode_s: float  # seconds spent in decode steps since start
     rss: int
+    decode_steps: int = 0  # since start
+    longest_decode_s: float = 0.0  # one decode step, since start: what a pause is measured by
 
 
 _NESTED: dict[type, dict[str, type]] = {

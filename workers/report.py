@@ -230,6 +230,10 @@ def _gauges(parts: Parts) -> None:
         "flow/running": sum(engine.running for engine in statuses),
         "system/generator_rss": sum(engine.rss for engine in statuses),
     }
+    steps = sum(engine.decode_steps for engine in statuses)
+    if steps:
+        values["time/decode_step_s"] = sum(engine.decode_s for engine in statuses) / steps
+        values["time/decode_step_longest_s"] = max(engine.longest_decode_s for engine in statuses)
     if "decode_tokens_per_s" in parts.rates.values:
         values["throughput/decode_tokens_per_s"] = parts.rates.values["decode_tokens_per_s"]
     parts.emit.metrics(values)

@@ -100,6 +100,8 @@ CATALOGUE: dict[str, Metric] = _table(
     Metric("throughput/tokens_per_s", "Tokens a second", "1/s", "throughput", "Completion tokens trained a second, over the last step."),
     Metric("throughput/decode_tokens_per_s", "Decode rate", "1/s", "throughput", "Tokens the engine produced a second of decoding."),
     Metric("time/step_s", "Step time", "s", "time", "Wall time from one trained batch to the next."),
+    Metric("time/decode_step_s", "Decode step", "s", "time", "Mean time of one decode step, over all engines, since the start."),
+    Metric("time/decode_step_longest_s", "Longest decode step", "s", "time", "The longest one so far: what a sync pause is measured by."),
     Metric("time/train_s", "Train time", "s", "time", "Forward, backward and optimizer of the step."),
     Metric("time/wait_s", "Trainer waited", "s", "time", "Time the trainer waited for the batch."),
     Metric("samples/trained", "Samples trained", "samples", "samples", "So far."),
