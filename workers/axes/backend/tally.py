@@ -36,7 +36,8 @@ class Tally:
     from_reference: float = 0.0
     from_teacher: float = 0.0
     stepped: dict[str, float] = field(default_factory=dict)
-    # What each rank keeps for its own rows; added up at the end of a batch.
+    # What each rank keeps for its own rows: put together, or added up, at the end of a batch.
+    BY_ITEM: ClassVar[tuple[str, ...]] = ("logprobs", "entropy")
     SUMMED: ClassVar[tuple[str, ...]] = ("clipped", "rejected", "from_reference", "from_teacher")
 
     def remember(self, micro: MicroBatch, flat: Tensor, entropy: Tensor) -> None:
