@@ -13,8 +13,8 @@ from torch import Tensor
 
 # The whole of a tensor, given its name and the piece of it that this process holds.
 Whole = Callable[[str, Tensor], Tensor]
-# This process's piece of a master, given its name and the whole.
-Cut = Callable[[str, Tensor], Tensor]
+# This process's piece of a whole tensor, given the parameter that lies as the piece is to lie.
+Cut = Callable[[Tensor, Tensor], Tensor]
 
 
 def as_it_is(name: str, piece: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Masters:
         the piece may move it."""
         before, self.working = self.masters, self._learned()
         self.masters = {
-            name: parameter if parameter is before[name] else cut(name, before[name].detach()).clone()
+            name: parameter if parameter is before[name] else cut(parameter, before[name].detach()).clone()
             for name, parameter in self.working.items()
         }
         self.refresh()
