@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workers.axes.lora.base import Lazily, Whole, as_it_is, child_generator, local
 from workers.axes.lora.masters import Masters, named
+from workers.axes.lora.targets import adapter_targets
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 
@@ -22,7 +23,7 @@ ADAPTER = "default"
 
 
 class AdapterOnly(Masters):
-    """LoRA (Hu et al. 2021, arXiv:2106.09685) on every linear layer but the head, by PEFT. Scaled by alpha / rank."""
+    """LoRA (Hu et al. 2021, arXiv:2106.09685) by PEFT, on what `adapter_targets` names. Scaled by alpha / rank."""
 
     file = "adapter_model.safetensors"
 
@@ -31,9 +32,8 @@ class AdapterOnly(Masters):
             parameter.requires_grad_(False)
         self._base = model
         alpha: Any = options.alpha  # PEFT declares an int, and computes with what it is given
-        adapter = LoraConfig(
-            r=options.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"
-        )
+        targets = adapter_targets(model, options.moe_experts)
+        adapter = LoraConfig(r=options.rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", **targets)
         # PEFT would make float32 adapters inside a bfloat16 model and cast every activation to and fro.
         self.model: PeftModel = get_peft_model(model, adapter, autocast_adapter_dtype=False)
         super().__init__(self._adapters)

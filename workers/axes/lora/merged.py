@@ -16,6 +16,7 @@ from torch import Tensor
 from workers.axes.lora.adapter_only import ADAPTER, AdapterOnly
 from workers.axes.lora.base import Lazily, Whole, as_it_is, local
 from workers.axes.lora.masters import named
+from workers.axes.lora.targets import adapter_of, by_expert
 from workers.contract.config import Lora
 
 ROWS_BYTES = 16 * 1024 * 1024  # of float32 at a time, while merging
@@ -40,12 +41,14 @@ class Merged(AdapterOnly):
 
         def read(name: str) -> Tensor:
             weight = whole(name, local(weights[name].detach()))
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            first, second = f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+            first, second = adapter_of(name)
             if first not in self.working:
                 return weight
             down, up = (whole(key, local(self.working[key].detach())) for key in (first, second))
-            return self._merge(weight, down, up)
+            if weight.dim() == 2:
+                return self._merge(weight, down, up)
+            pairs = by_expert(down, up, len(weight))
+            return torch.stack([self._merge(one, *pair) for one, pair in zip(weight, pairs, strict=True)])
 
         return Lazily(list(weights), read)
 
@@ -71,4 +74,4 @@ class Merged(AdapterOnly):
 
     def _base_weights(self) -> dict[str, Tensor]:
         found = self._base.named_parameters()  # a tied head is named once, as the embedding
-        return named({name.replace(".base_layer.", "."): weight for name, weight in found if f".{ADAPTER}." not in name})
+        return named({name.replace(".base_layer", ""): weight for name, weight in found if f".{ADAPTER}." not in name})
