@@ -21,8 +21,14 @@ const HELD = {
   buffer_full: ["generate", "buffer full: generation waits"],
   buffer_empty: ["train", "buffer empty: trainer waits"],
   depth_bound: ["generate", "dispatch bound: generation waits"],
-  sync: ["sync", "sync: decoding pauses"],
+  sync: ["sync", "sync: dispatch waits for the swap"],
 };
+
+function waiting(buffer) {
+  const units = `${buffer.unit || "group"}s`;
+  if (buffer.capacity === 0) return "no buffer: handed over";
+  return buffer.capacity ? `${units} wait` : `${units} wait, unbounded`;
+}
 
 export class Flow {
   constructor(box, store) {
@@ -115,7 +121,9 @@ export class Flow {
 
   drawTank(depth, capacity) {
     const [x, y, width, height] = this.shape.tank;
-    const share = capacity ? Math.min(1, depth / capacity) : 0;
+    // An unbounded buffer has no rim: it is drawn against the most it has held.
+    this.deepest = Math.max(this.deepest ?? 1, depth);
+    const share = Math.min(1, depth / (capacity || this.deepest));
     setAttribute(this.part.fill, "y", y + height - 2 - share * (height - 4));
     setAttribute(this.part.fill, "height", share * (height - 4));
     if (this.marked === `${capacity}/${width}`) return;
@@ -139,7 +147,7 @@ export class Flow {
       const busy = flow.slots > SLOTS_DRAWN ? index < (flow.running / flow.slots) * SLOTS_DRAWN : index < flow.running;
       cell.classList.toggle("busy", Boolean(live && busy));
     });
-    this.drawTank(buffer.depth ?? 0, buffer.capacity ?? 0);
+    this.drawTank(buffer.depth ?? 0, buffer.capacity || 0);
     this.words(state, flow, buffer);
     if (state && isOver(run)) this.rest(buffer);
     this.edges(live, flow);
@@ -155,8 +163,8 @@ export class Flow {
     setText(part.engineSub, known ? `${count(flow.running)} of ${count(flow.slots)} slots busy, ${count(flow.waiting)} waiting` : "no data yet");
     setText(part.engineBig, known ? rate(flow.generate_tokens_per_s, "tokens/s") : "");
     setText(part.engineMore, known ? `${count(flow.in_flight)} samples in flight` : "");
-    setText(part.tankBig, known ? `${count(buffer.depth)} / ${count(buffer.capacity)}` : "–");
-    setText(part.tankSub, known ? `${buffer.unit || "group"}s wait` : "no data yet");
+    setText(part.tankBig, known ? (buffer.capacity ? `${count(buffer.depth)} / ${count(buffer.capacity)}` : count(buffer.depth)) : "–");
+    setText(part.tankSub, known ? waiting(buffer) : "no data yet");
     setText(part.trainerSub, known ? `step ${count(state.step)} of ${count(state.steps_total ?? store.run?.steps_total)}` : "no data yet");
     const train = store.latest.get("time/train_s");
     const waited = store.latest.get("time/wait_s");

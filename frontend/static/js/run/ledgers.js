@@ -4,10 +4,11 @@ import { byId, el } from "./dom.js";
 import { swatch } from "./flow.js";
 
 const CAUSES = ["generate", "train", "score", "environment", "sync_pause", "evaluation", "checkpoint", "wait_buffer_empty", "wait_buffer_full",
-  "wait_depth_bound", "straggler_tail", "idle", "startup", "down"];
+  "wait_depth_bound", "wait_sync", "straggler_tail", "idle", "startup", "down"];
 const NAMES = {
   generate: "generate", train: "train", score: "score", environment: "environment", sync_pause: "sync pause", evaluation: "evaluation",
   checkpoint: "checkpoint", wait_buffer_empty: "waits: buffer empty", wait_buffer_full: "waits: buffer full", wait_depth_bound: "waits: dispatch bound",
+  wait_sync: "waits: weight swap",
   straggler_tail: "straggler tail", idle: "idle", startup: "start-up", down: "down",
 };
 const nameOf = (cause) => NAMES[cause] || cause.replaceAll("_", " ");
@@ -83,8 +84,12 @@ export function drawSamplesLedger(store) {
   const why = reasons.length
     ? el("ul", { class: "reasons" }, reasons.map(([reason, value]) => el("li", {}, `dropped, ${reason.replaceAll("_", " ")}: `, el("strong", {}, count(value)))))
     : el("p", { class: "note" }, samples.lost ? "" : "Nothing was dropped, nothing was lost.");
+  const effects = Object.entries(samples.effects || {}).filter(([, value]) => value > 0);
+  const also = effects.length
+    ? el("p", { class: "note" }, "On the way: ", effects.map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(" · "))
+    : null;
   const note = el("p", { class: "note" }, "One completion slot is one sample, counted once however often it is sent again.");
-  byId("sample-ledger").replaceChildren(equation, bar, why, note);
+  byId("sample-ledger").replaceChildren(...[equation, bar, why, also, note].filter(Boolean));
   const holds = total === samples.dispatched;
   verdict(byId("sample-check"), holds, holds ? "closes" : `${count(Math.abs(samples.dispatched - total))} unaccounted for`);
 }
