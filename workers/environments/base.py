@@ -41,10 +41,20 @@ class Task(Protocol):
 
 
 class Source(Protocol):
-    """Training prompts in order, for ever."""
+    """Training prompts in order, for ever.
+
+    passed_over: how often a prompt's turn passed because its pass rate lay outside the curriculum's window.
+    """
+
+    @property
+    def passed_over(self) -> int: ...
 
     def next(self) -> Prompt:
         """The next prompt. Called at each dispatch."""
+        ...
+
+    def observe(self, prompt: Prompt, rewards: list[float]) -> None:
+        """Called once with every complete group; samples that failed have no reward there."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class LanguageEnvironment:
         self._held_out = _kept_apart(task, task.held_out(config.evaluation.prompts))
         self._held_out_questions = {entry.question for entry in self._held_out}
         self.evaluation_prompts = [self._prompt(f"{task.name}:eval:{index}", index, entry) for index, entry in enumerate(self._held_out)]
-        self.source: Source = PromptSource(task.size, config.seed, self.data_digest, self._training_prompt)
+        self.source: Source = PromptSource(task.size, config.seed, self.data_digest, self._training_prompt, config.curriculum, self._tell)
 
     def decode(self, ids: list[int]) -> str:
         return self._renderer.decode(ids)
