@@ -36,6 +36,7 @@ class Payload(Protocol):
     def unpack(self, received: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, torch.Tensor]:
         """Called by an engine with what the transport received, digest checked: whole weights, by the trainer's names.
 
+        The result is to be read and not written into: a payload that builds on the last version may hold on to it.
         Raises EngineError where the payload builds on a version that this engine does not hold.
         """
         ...

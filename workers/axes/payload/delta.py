@@ -32,17 +32,17 @@ class Delta:
         """Each tensor is read once, in sorted order. Whole weights go out at first, again after a publish that failed (the same
         version once more), to an engine that was not there last time, when shapes changed, and above 40 %."""
         base, held = self._version, self._held
-        known = base is not None and version > base and set(receivers) <= self._receivers and held.keys() == set(weights)
+        same_names = held.keys() == set(weights)
+        comparable = base is not None and version > base and set(receivers) <= self._receivers and same_names
+        total = sum(tensor.numel() for tensor in held.values())
         self._version, self._receivers = None, set()  # until all is read: what is half updated is nobody's base
         parts: dict[str, torch.Tensor] = {}
-        changed = total = 0
-        comparable = known
+        changed = 0
         for name in sorted(weights):
-            count = _advance(held, name, weights[name], parts if comparable else None)
+            small = comparable and changed <= FULL_ABOVE * total
+            count = _advance(held, name, weights[name], parts if small else None)
             comparable = comparable and count is not None
-            changed, total = changed + (count or 0), total + held[name].numel()
-            if comparable and changed > FULL_ABOVE * sum(tensor.numel() for tensor in held.values()):
-                parts.clear()  # it cannot become a delta any more, but its share is still told
+            changed += count or 0
         for name in held.keys() - set(weights):
             del held[name]
         self._version, self._receivers = version, set(receivers)
@@ -54,7 +54,10 @@ class Delta:
         return Packed("delta", parts or {SAME: torch.zeros(0, dtype=torch.uint8)}, base, {"changed_share": share})
 
     def unpack(self, received: Mapping[str, torch.Tensor], manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Whole weights in memory of their own. Raises EngineError, retryable, where another version is held than the base."""
+        """Whole weights; what served before is never written into.
+
+        Raises EngineError, retryable, where another version is held than the base.
+        """
         if manifest.payload == "full":
             whole = dict(received)
         else:
@@ -72,7 +75,7 @@ class Delta:
                 if mark and word == NEW[1:]:
                     whole[name] = _applied(self._base_of(name), name, received)
         self._held, self._version = whole, manifest.version
-        return {name: tensor.clone() for name, tensor in whole.items()}
+        return dict(whole)
 
     def _base_of(self, name: str) -> torch.Tensor:
         if name not in self._held:

@@ -152,7 +152,7 @@ class CollectiveTransport:
     # -- what the bucketed road does otherwise ---------------------------------------------------------
 
     def _describe(self, image: Image) -> dict[str, Any]:
-        return {"specs": [[spec.name, layout.TYPES[spec.dtype], list(spec.shape)] for spec in image.contents.specs]}
+        return {"specs": layout.specs_to_wire(image.contents.specs)}
 
     def _size(self, image: Image) -> int:
         return image.contents.bytes
@@ -161,7 +161,7 @@ class CollectiveTransport:
         return image.tensors()
 
     def _lengths(self, manifest: Manifest) -> list[int]:
-        return [spec.bytes for spec in _specs(manifest)]
+        return [spec.bytes for spec in layout.specs_from_wire(manifest)]
 
     def _take_in(self, left: Left, manifest: Manifest) -> dict[str, torch.Tensor]:
         """Broadcast straight into each tensor's memory."""
@@ -170,7 +170,7 @@ class CollectiveTransport:
             left.take(view)
             return len(view)
 
-        return layout.take_in(_specs(manifest), read, manifest)
+        return layout.take_in(layout.specs_from_wire(manifest), read, manifest)
 
     # -- groups ------------------------------------------------------------------------------------------
 
@@ -229,13 +229,3 @@ class Left:
             raise broken(f"a message of {self.next} bytes was taken for one of {len(view)}")
         self._group.broadcast(view)
         self._lengths.pop()
-
-
-def _specs(manifest: Manifest) -> list[layout.Spec]:
-    try:
-        specs = [layout.Spec(name, layout.DTYPES[word], tuple(shape)) for name, word, shape in manifest.handle["specs"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise layout.mismatch(manifest, f"the manifest does not describe its tensors: {error}") from error
-    if sum(spec.bytes for spec in specs) != manifest.bytes:
-        raise layout.mismatch(manifest, "the manifest's tensors are not as long as its payload")
-    return specs

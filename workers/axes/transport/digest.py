@@ -27,7 +27,7 @@ class RunningDigest:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The contiguous bytes of a CPU tensor, without a copy where it is contiguous already."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()).cast("B")
+    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:

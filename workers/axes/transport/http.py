@@ -25,7 +25,6 @@ from workers.records import Manifest
 
 GENERATIONS_KEPT = 2  # an engine may still be reading the last but one
 PATIENCE_S = 30.0  # for each read and write on a connection
-CHUNK = 1 << 20
 
 
 class HttpTransport:
@@ -55,7 +54,10 @@ class HttpTransport:
         headers = {"Authorization": f"Bearer {manifest.handle['token']}", "Accept-Encoding": "identity"}
         try:
             # No proxy and no .netrc of the environment may come between, and nobody may send us elsewhere.
-            with httpx.Client(trust_env=False, timeout=PATIENCE_S, follow_redirects=False) as client, client.stream("GET", url, headers=headers) as answer:
+            with (
+                httpx.Client(trust_env=False, timeout=PATIENCE_S, follow_redirects=False) as client,
+                client.stream("GET", url, headers=headers) as answer,
+            ):
                 if answer.status_code != 200:
                     raise _unreadable(f"the trainer answered {answer.status_code}", url)
                 return unpack(_Stream(answer).read, manifest)
@@ -150,11 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(size))
         self.end_headers()
-        offset = 0
-        while offset < size:  # by position: several connections read the same file
-            chunk = os.pread(file.fileno(), CHUNK, offset)
-            self.wfile.write(chunk)
-            offset += len(chunk)
+        self.connection.sendfile(file, 0, size)  # by position: several connections read the same file
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged: addresses and headers are secrets."""

@@ -166,6 +166,22 @@ def take_in(specs: list[Spec], read: Read, manifest: Manifest) -> dict[str, torc
     return tensors
 
 
+def specs_to_wire(specs: Iterable[Spec]) -> list[Any]:
+    """For the manifest's handle, where the header does not travel with the bytes."""
+    return [[spec.name, TYPES[spec.dtype], list(spec.shape)] for spec in specs]
+
+
+def specs_from_wire(manifest: Manifest) -> list[Spec]:
+    """Back from the manifest's handle. Raises DigestMismatch where they do not speak of exactly the payload's bytes."""
+    try:
+        specs = [Spec(name, DTYPES[word], tuple(shape)) for name, word, shape in manifest.handle["specs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise mismatch(manifest, f"the manifest does not describe its tensors: {error}") from error
+    if sum(spec.bytes for spec in specs) != manifest.bytes:
+        raise mismatch(manifest, "the manifest's tensors are not as long as its payload")
+    return specs
+
+
 def check(digest: str, manifest: Manifest) -> None:
     """Raises DigestMismatch where the digest of what was received is not the published one."""
     if digest != manifest.digest:
@@ -188,7 +204,8 @@ def _fill(read: Read, view: memoryview, manifest: Manifest) -> None:
 
 def _specs(table: Any) -> list[Spec]:
     """The header's tensors. Raises where their bytes do not lie side by side in sorted order of names, as they were written."""
-    specs, offset = [], 0
+    specs: list[Spec] = []
+    offset = 0
     for name, entry in table.items():
         spec = Spec(name, DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"]))
         if (specs and name <= specs[-1].name) or min(spec.shape, default=0) < 0:
