@@ -27,10 +27,16 @@ class Trainer(Protocol):
         ...
 
     def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
-        """Saves into (or restores from) a folder: adapter_model.safetensors and adapter_config.json in PEFT's layout,
-        optimizer.safetensors, trainer.json (counters). Returns the counters."""
+        """Saves into (or restores from) a folder: adapter_model.safetensors and adapter_config.json in PEFT's layout, or, where every
+        weight learns, model.safetensors and what transformers needs beside it; optimizer.safetensors, trainer.json (counters).
+
+        Names and shapes are those of one process, whatever the backend. Returns the counters. Raises CheckpointError."""
         ...
 
     def interrupt(self) -> None:
         """Called from another thread on cancel: training stops between two micro-batches."""
+        ...
+
+    def close(self) -> None:
+        """Called once, at the end, also from another thread: ends every process that this trainer started."""
         ...

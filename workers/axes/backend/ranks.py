@@ -132,7 +132,7 @@ class Leader:
         store = str(scratch / f"ranks-{os.getpid()}-{secrets.token_hex(4)}")
         self.seat = Seat(0, config.backend.ranks, store, patience_s)
         self.broken: EngineError | None = None
-        self._closing = False
+        self._busy = False  # between a command and its answers: the process group is in use
         self._peers: list[Peer] = []
         try:
             for rank in range(1, config.backend.ranks):
@@ -156,6 +156,7 @@ class Leader:
         """A command to one rank, or to all. Raises EngineError where the pool is broken."""
         if self.broken is not None:
             raise copy_of(self.broken)
+        self._busy = True
         for peer in self._peers:
             if rank is None or rank == peer.rank:
                 try:
@@ -185,10 +186,16 @@ class Leader:
         for peer in self._peers:
             if peer.said is not None:
                 raise self.failed(peer.said)
+        self.done()
 
     def agreed(self) -> None:
         """Called where the last command raised on this rank what it raises on all: an answer is awaited, an error expected."""
         self.hear()
+        self.done()
+
+    def done(self) -> None:
+        """The last command has been answered."""
+        self._busy = False
 
     def interrupt(self) -> None:
         """Called from another thread."""
@@ -203,12 +210,12 @@ class Leader:
             for peer in self._peers:
                 self._last_words(peer, deadline)
             self.broken = self._cause(error)
+            self.done()
             self.close()
         return copy_of(self.broken)
 
     def close(self) -> None:
-        """Hangs up, waits a moment, kills what has not gone. Safe to call again."""
-        self._closing = True
+        """Hangs up, waits a moment, kills what has not gone. Safe to call again, and beside a command that is under way: it fails."""
         for peer in self._peers:
             with contextlib.suppress(OSError):
                 peer.line.socket.shutdown(socket.SHUT_RDWR)
@@ -219,8 +226,10 @@ class Leader:
             except subprocess.TimeoutExpired:
                 peer.process.kill()
                 peer.process.wait()
-            peer.line.socket.close()
-        self.seat.leave()
+        if not self._busy:
+            for peer in self._peers:
+                peer.line.socket.close()
+            self.seat.leave()
 
     def _last_words(self, peer: Peer, deadline: float) -> None:
         """Hears errors until the peer's end, at most until the deadline."""

@@ -109,6 +109,9 @@ class SingleProcessTrainer:
         """`train` raises Cancelled before its next micro-batch; the adapters stay as the last optimizer step left them."""
         self._interrupted.set()
 
+    def close(self) -> None:
+        """One process has started no other."""
+
     # -- what a backend of several ranks does otherwise ----------------------------------------------
 
     def _distribute(self) -> Spread:

@@ -153,6 +153,7 @@ class Together(Alone):
                 dist.recv(target, src=rank)
                 if target is not block:
                     block.copy_(target)
+            self._leader.done()
         except RuntimeError as error:
             raise self._leader.failed(error) from error
 

@@ -70,5 +70,6 @@ class TrainerRole:
             return os.getpid()
         if method == "stop":
             self._trainer.interrupt()
+            self._trainer.close()
             return self._transport.close()
         raise HeadraceError("a trainer has no such method", field="method", value=method)
