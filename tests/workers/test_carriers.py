@@ -27,14 +27,13 @@ import pytest_asyncio
 from tests.workers.tiny_model import make_tiny_model
 from workers import registry
 from workers.axes.orchestration.base import Pools
+from workers.axes.orchestration.bus import GROUP, connect
 from workers.axes.orchestration.clients import RemoteGenerator
 from workers.axes.orchestration.restarting import RestartingGenerator
 from workers.contract.axes import OrchestrationKind
 from workers.contract.config import RunConfig
 from workers.contract.errors import CheckpointError, DigestMismatch, EngineError, HeadraceError
 from workers.records import Manifest, SampleRequest
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SLOTS = 16
 MANY = 256
@@ -121,12 +120,14 @@ async def stage(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: 
     scratch.mkdir()
     crew = registry.resolve("orchestration", kind)(config_for(kind, folder), run_id, scratch)
     lost: dict[str, EngineError] = {}
+    os.environ["HEADRACE_RUN_ID"] = run_id  # as the driver does: whatever a carrier starts beside the roles has it, too
     try:
         pools = await crew.start()
         watching = asyncio.create_task(crew.failure(lambda name, error: lost.update({name: error})))
         yield Stage(kind, run_id, crew, pools, scratch, watching, lost)
     finally:
         await crew.stop()
+        del os.environ["HEADRACE_RUN_ID"]
     # Here and not in a test of its own: whatever failed before, nothing may be left.
     started = time.monotonic()
     while (left := processes_of(run_id)) and time.monotonic() - started < 5:
@@ -135,6 +136,7 @@ async def stage(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: 
     assert not list(scratch.glob("**/*.sock"))
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_many_requests_at_once(stage: Stage) -> None:
     rollouts = await asyncio.gather(*(stage.engine(index % 2).generate(request("many", index=index)) for index in range(MANY)))
     assert [rollout.index for rollout in rollouts] == list(range(MANY))
@@ -142,6 +144,7 @@ async def test_many_requests_at_once(stage: Stage) -> None:
     assert {rollout.engine for rollout in rollouts} == {"generator/0", "generator/1"}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_status_and_the_trainers(stage: Stage) -> None:
     status = await stage.engine(0).status()
     assert (status.version, status.running, status.slots) == (0, 0, SLOTS) and status.generated_tokens > 0
@@ -150,6 +153,7 @@ async def test_status_and_the_trainers(stage: Stage) -> None:
     assert psutil.Process(facts["pid"]).nice() >= 10
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_errors_keep_class_and_words(stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(EngineError) as refused:
         await stage.engine(0).generate(request("bad", prompt_ids=[]))
@@ -164,12 +168,14 @@ async def test_errors_keep_class_and_words(stage: Stage, tmp_path: Path) -> None
         await stage.crew._seats["generator/0"].call("update", {"manifest": object()})
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_checkpoint_is_written_and_read(stage: Stage, tmp_path: Path) -> None:
     counters = await stage.pools.trainer.checkpoint(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").stat().st_size > 0
     assert await stage.pools.trainer.checkpoint(tmp_path, restore=True) == counters
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_cancelled_call_ends_in_the_engine(stage: Stage) -> None:
     calls = [asyncio.create_task(stage.engine(0).generate(request("long", LONG, index))) for index in range(SLOTS)]
 
@@ -192,6 +198,7 @@ async def test_a_cancelled_call_ends_in_the_engine(stage: Stage) -> None:
     assert (await stage.engine(0).generate(request("afterwards"))).token_ids
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_update_is_taken_and_a_wrong_one_refused(stage: Stage) -> None:
     manifest = await stage.published(1)
     assert manifest.transport == "restart"
@@ -203,6 +210,7 @@ async def test_an_update_is_taken_and_a_wrong_one_refused(stage: Stage) -> None:
     assert (await stage.engine(1).generate(request("new"))).versions[0] == 1
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_restart_takes_the_new_weights(stage: Stage) -> None:
     engine = stage.engine(0)
     old_pid = engine.pid
@@ -226,6 +234,7 @@ async def test_a_restart_takes_the_new_weights(stage: Stage) -> None:
     assert not stage.lost and not stage.watching.done(), "a deliberate end is no loss"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_nobody_else_gets_in(stage: Stage) -> None:
     listening = [
         (process, connection)
@@ -259,26 +268,29 @@ async def _refused(address: str, token: str) -> None:
         assert (await client.get("/openapi.json", headers=right)).status_code == 404
 
 
-async def test_the_bus_holds_nothing_that_is_done(stage: Stage) -> None:
-    if stage.kind != "pubsub":
-        assert not hasattr(stage.crew, "server")
-        return
-    from workers.axes.orchestration.bus import GROUP, connect
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_kept_of_what_is_done(stage: Stage) -> None:
+    if stage.kind == "pubsub":
+        await _empty_streams(stage)
+    assert not any(seat._process._calls._waiting for seat in stage.crew._seats.values())
 
-    bus = connect(stage.crew.server.url)
-    streams = [key async for key in bus.scan_iter()]
+
+async def _empty_streams(stage: Stage) -> None:
+    server = connect(stage.crew.server.url)
+    streams = [key async for key in server.scan_iter()]
     assert len(streams) == 6, "two streams for each process; those of the one that was changed are gone"
 
     async def empty() -> bool:
-        lengths = [await bus.xlen(stream) for stream in streams]
-        pending = [(await bus.xpending(stream, GROUP))["pending"] for stream in streams]
+        lengths = [await server.xlen(stream) for stream in streams]
+        pending = [(await server.xpending(stream, GROUP))["pending"] for stream in streams]
         return not any(lengths) and not any(pending)
 
     await until(empty)
-    assert all(await bus.ttl(stream) > 0 for stream in streams if stream.endswith(b"results"))
-    await bus.aclose()
+    assert all([await server.ttl(stream) > 0 for stream in streams]), "a killed driver leaves nothing for ever"
+    await server.aclose()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_engine_ends_its_calls_and_is_told(stage: Stage) -> None:
     calls = [asyncio.create_task(stage.engine(1).generate(request("doomed", LONG, index))) for index in range(SLOTS)]
 
@@ -302,6 +314,7 @@ async def test_a_killed_engine_ends_its_calls_and_is_told(stage: Stage) -> None:
     assert (await stage.engine(0).generate(request("still"))).token_ids
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_dead_trainer_ends_the_run(stage: Stage) -> None:
     facts = await stage.pools.trainer.status()  # type: ignore[attr-defined]
     os.kill(facts["pid"], signal.SIGKILL)

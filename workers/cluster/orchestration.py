@@ -125,16 +125,16 @@ class RoleActorProcess:
 
     def _see_off(self) -> None:
         """Returns when its process is gone. A pid of another node means nothing here: only one of this run is waited for."""
-        try:
-            process = psutil.Process(self.pid) if self.pid is not None else None
-            if process is None or process.environ().get("HEADRACE_RUN_ID") != self._run_id:
-                return
-            process.wait(STOP_PATIENCE_S)
-        except psutil.TimeoutExpired:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        except psutil.Error:
+        if self.pid is None:
             return
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process = psutil.Process(self.pid)
+            if process.environ().get("HEADRACE_RUN_ID") != self._run_id:
+                return
+            try:
+                process.wait(STOP_PATIENCE_S)
+            except psutil.TimeoutExpired:
+                process.kill()
 
 
 class RayActors(Crew):

@@ -45,7 +45,7 @@ class Inbox:
         self.stream = stream
         self._consumer = consumer
         # Its own connection, which blocks; and no blind repetition: an answer lost on its way is pending, not new.
-        self._client = connect(url, retry=False)
+        self._client: Any = connect(url, retry=False)
         self._from = b">"
         self._open: set[bytes] = set()  # delivered and not yet done with
         self._failures = 0
@@ -65,7 +65,7 @@ class Inbox:
                 await asyncio.sleep(0.05 * 2**self._failures)
                 continue
             self._failures = 0
-            entries = replies[0][1] if replies else []
+            entries: list[tuple[bytes, dict[bytes, bytes]]] = replies[0][1] if replies else []
             if self._from != b">":
                 self._from = entries[-1][0] if entries else b">"
             fresh = [(entry, unpack(fields[BODY])) for entry, fields in entries if entry not in self._open and fields]

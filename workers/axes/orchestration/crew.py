@@ -103,7 +103,7 @@ class Seat:
 
     def member(self) -> Member:
         """The seat as the watch sees it."""
-        return Member(self.name, self.pid, self._ping, lambda: asyncio.shield(self.lost), self.kill)
+        return Member(self.name, lambda: self.pid, self._ping, lambda: asyncio.shield(self.lost), self.kill)
 
     async def _ping(self) -> Any:
         """A process that is being changed is nobody's silence: its start has a deadline of its own."""

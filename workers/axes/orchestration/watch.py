@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Member:
-    """One role's process. `died` ends with the cause of its death; `kill` ends a process that is silent."""
+    """One role's process. `died` ends with the cause of its death; `kill` ends a process that is silent; `pid` may change."""
 
     name: str
-    pid: int | None
+    pid: Callable[[], int | None]
     ping: Callable[[], Awaitable[Any]]
     died: Callable[[], Awaitable[EngineError]]
     kill: Callable[[], None]
@@ -77,7 +77,7 @@ async def _until_silent(member: Member) -> EngineError:
             await answered(member.ping(), PING_PATIENCE_S)
         except TimeoutError:
             member.kill()  # it must not wake later and act for a run that went on without it
-            return silence(member.name, member.pid, PING_PATIENCE_S)
+            return silence(member.name, member.pid(), PING_PATIENCE_S)
         except EngineError as error:
             # Its death is told with a better cause by `died`, at once; this is for a carrier that fails alone.
             await asyncio.sleep(PING_EVERY_S)
