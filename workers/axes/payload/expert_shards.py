@@ -116,10 +116,5 @@ def _written(base: torch.Tensor, name: str, parts: Mapping[int, torch.Tensor]) -
 
 
 def _unfitting(name: str) -> EngineError:
-    return EngineError(
-        "the experts sent do not fit those that this engine holds",
-        field="transport.payload",
-        value=name,
-        cure="publish again",
-        retryable=True,
-    )
+    message = "the experts sent do not fit those that this engine holds"
+    return EngineError(message, field="transport.payload", value=name, cure="publish again", retryable=True)
