@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.rollout.torch.sampling import Plan, draw, uniforms
+from workers.rollout.torch.sampling import Plan, draw, truncates, uniforms
 
 
 def plan(count: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, key: int = 11) -> Plan:
@@ -89,6 +89,29 @@ def test_supports_equal_a_plain_reference(seed: int, vocabulary: int, temperatur
     tokens, logprobs = draw(logits.expand(24, -1), plan(24, temperature, top_k, top_p, min_p, key=seed))
     assert (wanted[tokens] > 0).all()
     assert torch.allclose(logprobs.double(), wanted[tokens].log(), atol=2e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    vocabulary=st.sampled_from([3, 32, 700, 5000]),
+    top_k=st.sampled_from([0, 3, 600]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.01]),
+)
+def test_recorded_supports_are_what_was_drawn_from(seed: int, vocabulary: int, top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    supports: list[list[int]] = [[] for _ in range(3)]
+    tokens, logprobs = draw(logits.expand(3, -1), plan(3, 1.0, top_k, top_p, min_p, key=seed), supports)
+    if not truncates(1.0, top_k, top_p, min_p):
+        assert supports == [[], [], []], "nothing was left out"
+        return
+    wanted = reference(logits, 1.0, top_k, top_p, min_p)
+    for token, logprob, ids in zip(tokens.tolist(), logprobs.tolist(), supports, strict=True):
+        assert token in ids and len(set(ids)) == len(ids)
+        # On the edge of the nucleus, the last bit of a running sum decides.
+        assert len(set(ids) ^ set(wanted.nonzero().view(-1).tolist())) <= 1
+        assert logprob == pytest.approx(float(logits[token] - logits[ids].logsumexp(0)), abs=1e-5)
 
 
 def test_nearly_flat_rows_sort_as_far_as_they_must() -> None:

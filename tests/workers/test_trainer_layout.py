@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from tests.workers.tiny_model import make_tiny_model
 from workers.axes.backend import logprobs as logprobs_module
 from workers.axes.backend.layout import Item, build, micro_batches, rows_of
-from workers.axes.backend.logprobs import token_logprobs
+from workers.axes.backend.logprobs import Support, token_logprobs
 from workers.axes.backend.passes import check_layout, forward
 from workers.axes.lora.adapter_only import AdapterOnly
 from workers.contract.config import Lora
@@ -136,6 +136,36 @@ def test_logprobs_in_chunks_have_exact_gradients(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(entropy, -(table.exp() * table).sum(-1))
     assert not entropy.requires_grad
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, head, targets, TEMPERATURE)[0], (hidden,))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_logprobs_over_a_support_have_exact_gradients(monkeypatch: pytest.MonkeyPatch, learns: bool) -> None:
+    """Inside S one-hot minus softmax over S, outside exactly 0; tokens without a support in the same chunk; a head that learns."""
+    monkeypatch.setattr(logprobs_module, "CHUNK_BYTES", 3 * 11 * 8)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(5, 11, bias=True, dtype=torch.float64).requires_grad_(learns)
+    hidden = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 11, (8,))
+    allowed = [{int(target), (3 * row) % 11, 4} if row % 3 else set() for row, target in enumerate(targets)]
+    pairs = torch.tensor([(row, number) for row, ids in enumerate(allowed) for number in sorted(ids)])
+    cut = torch.full((8, 11), float("-inf"), dtype=torch.float64)
+    for row, ids in enumerate(allowed):
+        cut[row, sorted(ids) or slice(None)] = 0.0
+    learning = [hidden, head.weight, head.bias] if learns else [hidden]
+    weights = torch.randn(8, dtype=torch.float64)
+    logits = (head(hidden) / TEMPERATURE).detach().requires_grad_()
+    found, entropy = token_logprobs(hidden, head, targets, TEMPERATURE, Support(pairs[:, 0], pairs[:, 1]))
+    wanted = (head(hidden) / TEMPERATURE + cut).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(found, wanted)
+    for one, other in zip(*(torch.autograd.grad((x * weights).sum(), learning) for x in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other)
+    table = logits.log_softmax(-1)
+    torch.testing.assert_close(entropy, -(table.exp() * table).sum(-1).detach())
+    # The identity as a head: the gradient to the hidden state is the gradient to the logits.
+    straight = torch.nn.Linear(11, 11, bias=False, dtype=torch.float64).requires_grad_(False)
+    straight.weight.copy_(torch.eye(11))
+    (slope,) = torch.autograd.grad(token_logprobs(logits, straight, targets, 1.0, Support(pairs[:, 0], pairs[:, 1]))[0].sum(), logits)
+    assert not slope[cut.isinf()].any() and bool((slope[~cut.isinf()] != 0).all())
 
 
 def test_a_near_certain_token_keeps_its_small_gradient_in_bfloat16() -> None:
