@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, required=True, help="the attempt's folder: spool, checkpoints, config.json, summary.json")
     run.add_argument("--attempt-file", type=Path, help="written by the server that launches the run")
     run.add_argument("--quiet", action="store_true", help="no live line")
-    commands.add_parser("presets", help="list the presets")
+    listing = commands.add_parser("presets", help="list the presets: eighteen published designs and their variants")
+    listing.add_argument("--json", action="store_true", help="the eighteen as JSON: axes, provenance, approximations, variants")
+    listing.add_argument("--all", action="store_true", help="the demo, too")
     resume = commands.add_parser("resume", help="go on from the last complete checkpoint of a folder")
     resume.add_argument("dir", type=Path)
     resume.add_argument(
@@ -95,10 +97,19 @@ def _check(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _presets(_arguments: argparse.Namespace) -> int:
-    for preset in presets.describe():
-        label = f"{preset['name']}@{preset['version']}"
-        say(f"{label:24} {preset['title']}", f"{'':24} {preset['description']}")
+def _presets(arguments: argparse.Namespace) -> int:
+    rows = presets.catalogue(everything=arguments.all)
+    if arguments.json:
+        say(json.dumps(rows, indent=1, ensure_ascii=False))
+        return ExitCode.OK
+    shown = ("orchestration", "buffer", "transport", "payload", "interrupt", "staleness", "partial", "lora", "backend")
+    table = [["preset", "read", *shown]]
+    for row in rows:
+        for each in (row, *row["variants"]):
+            name = f"  {each['name']}" if each["variant_of"] else each["name"]
+            table.append([name, each["date"], *("+".join(each["axes"][axis]) for axis in shown)])
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    say(*("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table))
     return ExitCode.OK
 
 

@@ -13,9 +13,13 @@ STRICT = ["determinism=strict", "model.dtype=float32", "staleness.max_lag=0", ON
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_passes_without_a_warning(name: str) -> None:
-    config = loading.resolve(preset=name)
-    assert compat.check(config) == [] and compat.warnings(config) == []
+def test_every_preset_passes(name: str) -> None:
+    assert compat.check(loading.resolve(preset=name)) == []
+
+
+def test_the_demo_passes_without_a_warning() -> None:
+    """Published designs may hold what is pointless: verl's dual clip is on with one update a batch, too."""
+    assert compat.warnings(loading.resolve(preset=presets.DEFAULT)) == []
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ def expected_lag(config: RunConfig) -> int | None:
     in_flight = -(-config.rollout.max_running * config.rollout.engines // batch.group_size)
     ahead = waiting + in_flight
     limit = most_groups(config)
-    batches_ahead = -(-int(ahead if limit is None else min(ahead, limit)) // batch.prompts)
-    if limit is not None and limit <= batch.prompts:
-        return 0
+    if limit is not None:  # it counts the batch in training, too
+        ahead = min(ahead, max(int(limit) - batch.prompts, 0))
+    batches_ahead = -(-ahead // batch.prompts)
     return -(-batches_ahead // config.sync.every_steps)
 
 
