@@ -85,6 +85,7 @@ class Sending:
         self._thread.join(STOP_PATIENCE_S)
 
     def _run(self) -> None:
+        group = None
         try:
             self._meeting.gather(lambda: self._given_up)
             group = Group(self._meeting, 0, self.backend)
@@ -97,8 +98,10 @@ class Sending:
         except (EngineError, RuntimeError, OSError) as error:
             self._failed = True
             if not self._given_up:
-                logger.warning("group %s of %d engines: %s", self.path.name, len(self.receivers), error)
+                logger.warning("group %s of %d engines: %s", self.path.name, len(self.receivers), str(error))
         finally:
+            if group is not None:
+                group.close()
             self._meeting.leave()
 
 
@@ -203,8 +206,9 @@ class CollectiveTransport:
 
     def _drop(self) -> None:
         if self._joined is not None:
-            name, meeting, _ = self._joined
+            name, meeting, group = self._joined
             self._joined = None
+            group.close()
             if (self._folder / name).exists():
                 meeting.leave()
 

@@ -91,6 +91,10 @@ class Group:
             if staged is not part and self._rank:
                 part.copy_(staged)
 
+    def close(self) -> None:
+        """Closes its connections and its port, whoever still holds this object (the traceback of an error does)."""
+        self._group = None
+
     def _gloo(self, meeting: Meeting, rank: int) -> Any:
         gloo = self._distributed.ProcessGroupGloo
         options = gloo._Options()
@@ -127,4 +131,4 @@ def _await(arrived: Callable[[], bool], given_up: Callable[[], bool]) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:300]
+    return str(error).splitlines()[0].split(" This is typically")[0][:300]
