@@ -51,9 +51,11 @@ def test_it_trains_the_budget_and_both_ledgers_close() -> None:
 
 def test_generation_and_training_overlap() -> None:
     """Equal rates: the asynchronous flow takes about half the time of the synchronous one, which waits in turn."""
-    together = simulate(config(budget={"steps": 30}), token_s=0.1).time.as_dict()["wall_s"]
+    pace: dict[str, Any] = {"token_s": 0.01, "lengths": lambda _: 100}
+    size: dict[str, Any] = {"budget": {"steps": 30}, "sampling": {"max_new_tokens": 100}}
+    together = simulate(config(**size), **pace).time.as_dict()["wall_s"]
     bound = {"depth_bound": {"value": 1.0, "unit": "batches"}, "max_lag": 0}
-    in_turn = simulate(config(budget={"steps": 30}, staleness=bound), token_s=0.1).time.as_dict()["wall_s"]
+    in_turn = simulate(config(**size, staleness=bound), **pace).time.as_dict()["wall_s"]
     assert in_turn == pytest.approx(60, rel=0.05)
     assert together == pytest.approx(31, rel=0.08)
 

@@ -1,0 +1,89 @@
+"""What the emulated engine is made of: declared costs, requests under way, new weights on their way, and a bell."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from workers.records import FinishReason, Manifest, Rollout, SampleRequest, UpdateReport
+
+
+@dataclass(frozen=True)
+class EngineCost:
+    """Declared seconds. A decode step takes `step_s` + `sample_s` for each running sample, a prefill `prefill_s` a token."""
+
+    step_s: float = 0.05
+    sample_s: float = 0.0
+    prefill_s: float = 0.0
+    apply_s: float = 0.0  # making new weights the ones that serve
+
+    def step(self, running: int) -> float:
+        return self.step_s + self.sample_s * running
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request under way. spans: (version, tokens) in order; done: tokens drawn of `length`, which ends it as `finish`."""
+
+    request: SampleRequest
+    answer: asyncio.Future[Rollout]
+    length: int
+    finish: FinishReason
+    done: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    admitted: float | None = None
+    cached: bool = False  # its keys and values are still there: no prefill
+
+    def advance(self, tokens: int, version: int) -> None:
+        self.done += tokens
+        if self.spans and self.spans[-1][0] == version:
+            version, before = self.spans.pop()
+            tokens += before
+        self.spans.append((version, tokens))
+
+
+@dataclass(eq=False, slots=True)
+class News:
+    """New weights on their way. accepted: the interrupt let them be fetched; stood: since when decoding stands still for them."""
+
+    manifest: Manifest
+    flipped: asyncio.Future[UpdateReport]
+    accepted: bool = False
+    fetched: bool = False
+    busy: bool = False
+    stood: float = 0.0
+    transfer_s: float = 0.0
+
+
+class Bell:
+    """Wakes the engine's task before its timer. A ring that nobody waits for is kept."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._waiting: asyncio.Future[bool] | None = None
+
+    def ring(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(True)
+        else:
+            self._rung = True
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Whether it rang before `seconds` were over."""
+        if self._rung:
+            self._rung = False
+            return True
+        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting = waiting
+
+        def over() -> None:
+            if not waiting.done():
+                waiting.set_result(False)
+
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, over)
+        try:
+            return await waiting
+        finally:
+            self._waiting = None
+            if timer is not None:
+                timer.cancel()
