@@ -15,8 +15,9 @@ from peft.utils import get_peft_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config
 
 from tests.workers.tiny_model import make_tiny_model
-from workers import registry
-from workers.contract.config import RunConfig
+from workers.axes.transport.base import Link
+from workers.axes.transport.filesystem import FilesystemTransport
+from workers.contract.config import RunConfig, Transport
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.models import BUILT_IN, locate
 from workers.records import Manifest, Rollout, SampleRequest
@@ -43,8 +44,9 @@ async def engine(folder: Path, tmp_path: Path) -> AsyncIterator[Callable[..., To
     started: list[TorchGenerator] = []
 
     def start(path: Path = folder, dtype: str = "float32", **changes: dict) -> TorchGenerator:
-        transport = registry.resolve("transport", "filesystem")(RUN, tmp_path)
-        started.append(TorchGenerator(config(path, dtype, **changes), "generator/0", transport))
+        settings = config(path, dtype, **changes)
+        transport = FilesystemTransport(Link(RUN, tmp_path, "generator/0", settings.transport))
+        started.append(TorchGenerator(settings, "generator/0", transport))
         return started[-1]
 
     yield start
@@ -71,9 +73,12 @@ def logprobs_of(model: torch.nn.Module, prompt: list[int], tokens: list[int], te
     return torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(tokens).view(-1, 1)).view(-1)
 
 
+def trainer_end(tmp_path: Path) -> FilesystemTransport:
+    return FilesystemTransport(Link(RUN, tmp_path, "trainer", Transport()))
+
+
 def publish(model: torch.nn.Module, tmp_path: Path, version: int) -> Manifest:
-    sender = registry.resolve("transport", "filesystem")(RUN, tmp_path)
-    return sender.send(get_peft_model_state_dict(model), version, "adapter")
+    return trainer_end(tmp_path).send(get_peft_model_state_dict(model), version, "adapter", ["generator/0"])
 
 
 def adapted(folder: Path, seed: int, scale: float = 0.3) -> torch.nn.Module:
@@ -205,7 +210,7 @@ async def test_a_prompt_computed_under_old_weights_is_not_reused(
 
 async def test_bad_payloads_leave_the_old_version_serving(folder: Path, tmp_path: Path, engine: Callable[..., TorchGenerator]) -> None:
     generator = engine()
-    sender = registry.resolve("transport", "filesystem")(RUN, tmp_path)
+    sender = trainer_end(tmp_path)
     manifest = publish(adapted(folder, seed=1), tmp_path, 1)
     path = Path(manifest.handle["path"])
     path.write_bytes(path.read_bytes()[:-4] + b"\x01\x02\x03\x04")
@@ -213,10 +218,10 @@ async def test_bad_payloads_leave_the_old_version_serving(folder: Path, tmp_path
         await generator.update(manifest)
     stray = {"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": torch.zeros(4, 64)}
     with pytest.raises(EngineError, match="no place for"):
-        await generator.update(sender.send(stray, 2, "adapter"))
+        await generator.update(sender.send(stray, 2, "adapter", ["generator/0"]))
     half = {"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 64)}
     with pytest.raises(EngineError, match="does not fit"):
-        await generator.update(sender.send(half, 3, "adapter"))
+        await generator.update(sender.send(half, 3, "adapter", ["generator/0"]))
     assert (await generator.status()).version == 0
     assert (await generator.generate(request(PROMPTS[0], new=2))).versions == [0, 0]
     await generator.update(publish(adapted(folder, seed=1), tmp_path, 5))
@@ -310,7 +315,7 @@ async def test_a_fault_in_the_loop_reaches_every_caller(engine: Callable[..., To
     tasks = [asyncio.create_task(generator.generate(request(PROMPTS[0], index, 400))) for index in range(5)]
     while generator.counters["decode_steps"] < 2:
         await asyncio.sleep(0.001)
-    generator._loop._model._weights.norm = torch.ones(3)  # breaks the next forward pass
+    generator._decoder.weights.norm = torch.ones(3)  # breaks the next forward pass
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert len(answers) == 5 and all(isinstance(answer, EngineError) for answer in answers)
     with pytest.raises(EngineError, match="decode loop failed"):

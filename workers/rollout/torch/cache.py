@@ -51,6 +51,10 @@ class SlotCache:
         for layer, source in zip(self.layers, keys_values, strict=True):
             layer[:, slot, :, :length] = source
 
+    def copy(self, slot: int, length: int) -> torch.Tensor:
+        """Called when a sample is parked: what `load` takes, of its first `length` positions."""
+        return torch.stack([layer[:, slot, :, :length] for layer in self.layers])
+
     def move(self, source: int, target: int, length: int) -> None:
         """Called when a sample left slot `target` and the last running one, in `source`, takes its place."""
         for layer in self.layers:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from workers import models, registry
 from workers.axes.backend.threads import share
 from workers.axes.transport.base import Transport
+from workers.background import in_background
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
 from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
-from workers.rollout.torch.adapter import Adapter, build_adapter
-from workers.rollout.torch.loop import DecodeLoop, Staged
+from workers.rollout.torch.decoder import Decoder
+from workers.rollout.torch.install import Installer
+from workers.rollout.torch.loop import DecodeLoop
 from workers.rollout.torch.model import Model
 from workers.rollout.torch.native import kernels_for
 from workers.rollout.torch.recording import begin, check_recording
 from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
 from workers.rollout.torch.shape import read_shape
+from workers.rollout.torch.update import Served, Update
 from workers.rollout.torch.weights import load_weights
+
+T = TypeVar("T")
 
 
 class TorchGenerator:
@@ -33,30 +39,34 @@ class TorchGenerator:
     def __init__(self, config: RunConfig, name: str, transport: Transport) -> None:
         strict = config.determinism == "strict"
         torch.set_num_threads(share(config, config.rollout.threads))
-        self._dtype = torch.float32 if strict else {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
-        self._scaling = config.lora.alpha / config.lora.rank
+        dtype = torch.float32 if strict else {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
+        self._name = name
         self._transport = transport
+        self._payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
         folder = Path(models.locate(config.model.path))
         self._shape = read_shape(folder)
         check_recording(config.replay, self._shape)
         self._replay = config.replay
         model = Model(
             self._shape,
-            load_weights(folder, self._shape, self._dtype),
-            self._dtype,
-            kernels_for(self._shape, self._dtype),
+            load_weights(folder, self._shape, dtype),
+            dtype,
+            kernels_for(self._shape, dtype),
             keep_routing=config.replay.routing == "r3",
         )
         self._scheduler = Scheduler(config.rollout.max_running)
         interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
-        self._loop = DecodeLoop(model, self._scheduler, interrupt, name, isolated=strict)
+        self._installer = Installer(config.lora, self._shape, dtype)
+        self._decoder = Decoder(model, name, isolated=strict, parks="save_resume" in config.partial)
+        self._loop = DecodeLoop(self._decoder, self._scheduler, interrupt, name)
         self._updating = asyncio.Lock()
+        self._fetching = threading.Lock()  # an abandoned fetch ends before the next one begins
         self._loop.start()
 
     @property
     def counters(self) -> dict[str, float]:
-        """Totals since start: generated_tokens, decode_steps, decode_s, prefill_tokens, prefill_s."""
-        totals = self._loop.counters
+        """Totals since start, by the names of `decoder.Counters`."""
+        totals = self._decoder.counters
         return {name: getattr(totals, name) for name in totals.__slots__}
 
     async def generate(self, request: SampleRequest) -> Rollout:
@@ -64,6 +74,8 @@ class TorchGenerator:
         answered: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, _resolver(answered))
         begin(sequence, self._replay)
+        if sequence.ended is not None:  # the prefix is complete
+            return sequence.rollout(self._name)
         self._loop.submit(sequence)
         try:
             return await answered
@@ -72,26 +84,34 @@ class TorchGenerator:
             raise
 
     async def update(self, manifest: Manifest) -> UpdateReport:
+        """transfer_s: fetching, putting together and building, from when the interrupt had made room; apply_s: from there until the
+        new version served; pause_s: see `Update.pause`. One update at a time; others wait here."""
         async with self._updating:
-            serving = self._loop.adapter.version
+            serving = self._decoder.adapter.version
             if manifest.version < serving:
                 raise EngineError(
                     "an older version than the one that serves", field="version", value=manifest.version, cure=f"publish above {serving}"
                 )
-            started = time.perf_counter()
-            adapter = await asyncio.to_thread(self._receive, manifest)
-            staged_at = time.perf_counter()
-            flipped: asyncio.Future[tuple[float, float]] = asyncio.get_running_loop().create_future()
-            answer = _resolver(flipped)
-            self._loop.stage(Staged(adapter, staged_at, lambda apply_s, pause_s: answer((apply_s, pause_s)), answer))
-            apply_s, pause_s = await flipped
-            return UpdateReport(manifest.version, manifest.digest, staged_at - started, apply_s, pause_s)
+            events = asyncio.get_running_loop()
+            cleared: asyncio.Future[None] = events.create_future()
+            over: asyncio.Future[tuple[float, float]] = events.create_future()
+            update = Update(_resolver(cleared), _resolver(over))
+            self._loop.announce(update)
+            try:
+                await _before(cleared, over)
+                started = time.perf_counter()
+                served = await _before(asyncio.ensure_future(in_background(self._fetch, manifest)), over)
+                self._loop.stage(update, served)
+                apply_s, pause_s = await over
+            finally:
+                self._loop.withdraw(update)
+            return UpdateReport(manifest.version, manifest.digest, update.staged_at - started, apply_s, pause_s)
 
     async def status(self) -> EngineStatus:
         self._loop.check()
-        totals = self._loop.counters
+        totals = self._decoder.counters
         return EngineStatus(
-            version=self._loop.adapter.version,
+            version=self._decoder.adapter.version,
             running=len(self._scheduler.running),
             waiting=self._scheduler.waiting,
             slots=self._scheduler.max_running,
@@ -103,11 +123,20 @@ class TorchGenerator:
     async def stop(self) -> None:
         await asyncio.to_thread(self._loop.stop)
 
-    def _receive(self, manifest: Manifest) -> Adapter:
-        """Beside the decode thread: the payload, checked by the transport, becomes an adapter that only waits for its turn."""
-        tensors = self._transport.receive(manifest)
-        with torch.inference_mode():
-            return build_adapter(tensors, self._shape, self._scaling, manifest.version, self._dtype)
+    def _fetch(self, manifest: Manifest) -> Served:
+        """Beside the decode thread: the payload, checked by the transport, becomes weights that only wait for their turn."""
+        with self._fetching:
+            whole = self._payload.unpack(self._transport.receive(manifest), manifest)
+            return self._installer.build(whole, manifest.version, self._decoder.weights)
+
+
+async def _before(wanted: asyncio.Future[T], over: asyncio.Future[Any]) -> T:
+    """What is waited for, unless the update ends first: that raises the engine's error, and nothing waits any longer."""
+    try:
+        await asyncio.wait({wanted, over}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        wanted.cancel()  # without effect where it is done
+    return await (over if over.done() else wanted)  # over, at this point, holds an error
 
 
 def _resolver(future: asyncio.Future[Any]) -> Callable[[Any], None]:

@@ -40,6 +40,10 @@ class Linear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._packed else weight
         self._bias = bias
 
+    @property
+    def biased(self) -> bool:
+        return self._bias is not None
+
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._packed:
             plain: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")

@@ -4,60 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from workers.axes.interrupt.base import Interrupt
 from workers.contract.errors import EngineError, HeadraceError
-from workers.rollout.torch.adapter import Adapter, no_adapter
-from workers.rollout.torch.cache import Prefilled, PromptCache, SlotCache
-from workers.rollout.torch.model import Model
-from workers.rollout.torch.sampling import Plan, draw
+from workers.rollout.torch.decoder import Decoder
 from workers.rollout.torch.scheduler import Scheduler, Sequence
-
-_PREFILL_TOKENS = 2048  # padded tokens of one prefill pass: bounds its memory
-
-
-@dataclass(slots=True)
-class Staged:
-    """New weights, ready to serve, and whom to tell. `flipped(seconds since staged, pause seconds)`."""
-
-    adapter: Adapter
-    staged_at: float
-    flipped: Callable[[float, float], None]
-    failed: Callable[[BaseException], None]
-
-
-@dataclass(slots=True)
-class Counters:
-    """Read by other threads without a lock: each is written by the decode thread alone."""
-
-    generated_tokens: int = 0
-    decode_steps: int = 0
-    decode_s: float = 0.0
-    prefill_tokens: int = 0
-    prefill_s: float = 0.0
+from workers.rollout.torch.update import Phase, Served, Update
 
 
 class DecodeLoop:
-    """One engine's inner life. `isolated` computes every sample alone, so that no bit depends on what else runs."""
+    """One engine's inner life. Everything after `_run` is called by the decode thread; interrupts see it as an Interruptible.
 
-    def __init__(self, model: Model, scheduler: Scheduler, interrupt: Interrupt, name: str, isolated: bool) -> None:
-        self.counters = Counters()
-        self.adapter = no_adapter(model.shape)
-        self._model = model
+    An update goes through: `announce` -> the interrupt makes room, asked between passes -> `Update.cleared` -> `stage`, or
+    `withdraw` where the weights did not come -> the flip -> `Update.over`. Stopping and failing end it with an error instead.
+    """
+
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, interrupt: Interrupt, name: str) -> None:
+        self._decoder = decoder
         self._scheduler = scheduler
         self._interrupt = interrupt
         self._name = name
-        self._isolated = isolated
-        self._slots = SlotCache(model.shape, model.dtype)
-        self._prompts = PromptCache()
         self._threads = torch.get_num_threads()
         self._wake = threading.Condition()
-        self._staged: Staged | None = None
-        self._flipping = self.adapter  # what `flip` puts in place
+        self._update: Update | None = None
+        self._still = False  # no forward pass until the flip
+        self._held = False  # no admission until the flip
+        self._last_pass = time.perf_counter()  # when the last forward pass ended
         self._stopping = False
         self._failure: BaseException | None = None
         self._cancellations = False
@@ -73,21 +47,37 @@ class DecodeLoop:
         with self._wake:
             self._refuse_if_over()
             self._scheduler.submit(sequence)
+            if self._update is not None and self._update.first_arrival is None:
+                self._update.first_arrival = time.perf_counter()
             self._wake.notify()
 
     def cancel(self, sequence: Sequence) -> None:
-        """The caller has gone: the sample leaves its slot before the next decode step."""
+        """The caller has gone: the sample leaves its slot or queue before the next decode step, also while decoding stands still."""
         with self._wake:
             sequence.cancelled = True
             self._cancellations = True
             self._wake.notify()
 
-    def stage(self, staged: Staged) -> None:
-        """Hands over weights that are ready. The newest wins if an older one has not been taken yet."""
+    def announce(self, update: Update) -> None:
+        """New weights exist. Called by one at a time. Raises EngineError when the engine has stopped or failed."""
         with self._wake:
             self._refuse_if_over()
-            self._staged = staged
+            self._update = update
             self._wake.notify()
+
+    def stage(self, update: Update, served: Served) -> None:
+        """The weights of an update that was cleared are ready: they serve after the next flip."""
+        with self._wake:
+            self._refuse_if_over()
+            update.served, update.staged_at, update.phase = served, time.perf_counter(), Phase.STAGED
+            self._wake.notify()
+
+    def withdraw(self, update: Update) -> None:
+        """The update is over, or its weights will not come: whatever it held up goes on. Without effect where it has ended."""
+        with self._wake:
+            if self._update is update:
+                self._release()
+                self._wake.notify()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Ends the thread between two decode steps. Returns whether it has ended."""
@@ -108,6 +98,36 @@ class DecodeLoop:
         if self._stopping:
             raise EngineError("the engine has stopped", field="rollout", value=self._name, cure="start a new one")
 
+    # -- what an interrupt may do -----------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
+
+    def hold_admission(self) -> None:
+        self._held = True
+
+    def retract(self) -> None:
+        with self._wake:
+            self._scheduler.retract()
+
+    def abort(self) -> None:
+        """Running samples are parked first, where the engine parks."""
+        for sequence in self._scheduler.running:
+            if not sequence.cancelled:
+                self._decoder.park(sequence)
+        with self._wake:
+            left = self._scheduler.empty()
+        for sequence in left:
+            self._answer(sequence, "abort")
+
+    def recompute_cache(self) -> None:
+        self._decoder.recompute(list(self._scheduler.running))
+
     # -- the decode thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -122,197 +142,129 @@ class DecodeLoop:
         self._end()
 
     def _turn(self) -> bool:
-        """One round: at most one forward pass over the running samples. False: stop was asked for."""
+        """One round: at most one decode step of the running samples. False: stop was asked for."""
         with self._wake:
-            while not (self._stopping or self._staged or self._scheduler.running or self._scheduler.waiting):
+            while not self._must_act():
                 self._wake.wait()
             if self._stopping:
                 return False
-            staged = self._staged
+            update = self._update
             cancelled, self._cancellations = self._cancellations, False
         if cancelled:
-            for sequence in [sequence for sequence in self._scheduler.running if sequence.cancelled]:
-                self._leave(sequence, "abort")
-        if staged is not None:
-            self._swap(staged)
-        with self._wake:
-            admitted = self._scheduler.admit()
-        if admitted:
-            self._prefill(admitted)
-        if self._scheduler.running:
-            self._decode()
+            self._drop_cancelled()
+        if update is not None:
+            self._advance(update)
+        if not self._still:
+            self._pass()
         return True
 
-    def _swap(self, staged: Staged) -> None:
-        """Between two forward passes: the pause is all the time until the next one may start."""
-        started = time.perf_counter()
-        busy = bool(self._scheduler.running)
-        self._flipping = staged.adapter
-        self.adapter = self._flipping
-        self._prompts.clear()
+    def _must_act(self) -> bool:
+        if self._stopping or self._cancellations:
+            return True
+        if self._update is not None and self._update.phase is not Phase.CLEARED:
+            return True
+        return not self._still and bool(self._scheduler.running or (self._scheduler.waiting and not self._held))
+
+    def _pass(self) -> None:
+        """Admission, the prefill of those admitted, a decode step: each where there is anything to do."""
+        with self._wake:
+            admitted = [] if self._held else self._scheduler.admit()
+        if admitted:
+            self._decoder.prefill(admitted, len(self._scheduler.running))
+            self._finished_pass(admitted)
+        if self._scheduler.running:
+            running = list(self._scheduler.running)
+            self._decoder.decode(running)
+            self._finished_pass(running)
+
+    def _advance(self, update: Update) -> None:
+        """Asks the interrupt whether the weights may be fetched, or puts those in place that have come."""
+        if update.phase is Phase.STAGED:
+            self._flip(update)
+        elif update.phase is Phase.ANNOUNCED:
+            update.busy = update.busy or self.running > 0
+            cleared = self._interrupt.announced(self)
+            with self._wake:
+                if self._update is not update:  # withdrawn meanwhile: what the interrupt held is free again
+                    self._still = self._held = False
+                    return
+                if cleared:
+                    update.phase = Phase.CLEARED
+                    self._still = update.stood_still = self._interrupt.stops
+            if cleared:
+                update.cleared(None)
+
+    def _flip(self, update: Update) -> None:
+        """Between two forward passes. `Update.pause` says what of it counts as pause."""
+        assert update.served is not None
+        began, busy = time.perf_counter(), self.running > 0
+        update.replaced = self._decoder.serve(update.served)
         self._interrupt.flipped(self)
         with self._wake:
-            if self._staged is staged:
-                self._staged = None
-        now = time.perf_counter()
-        staged.flipped(now - staged.staged_at, now - started if busy else 0.0)
+            if self._update is update:
+                self._release()
+        ended = time.perf_counter()
+        update.over((ended - update.staged_at, update.pause(began, ended, self._last_pass, busy)))
 
-    @property
-    def running(self) -> int:
-        return len(self._scheduler.running)
+    def _release(self) -> None:
+        self._update = None
+        self._still = self._held = False
 
-    @property
-    def waiting(self) -> int:
-        return self._scheduler.waiting
+    def _drop_cancelled(self) -> None:
+        with self._wake:
+            gone = self._scheduler.forget_cancelled()
+        for sequence in gone:
+            if self._decoder.parked is not None:
+                self._decoder.parked.drop(sequence.request.id)
+            self._answer(sequence, "abort")
+        for sequence in [sequence for sequence in self._scheduler.running if sequence.cancelled]:
+            self._leave(sequence)
+            self._answer(sequence, "abort")
 
-    def hold_admission(self) -> None:
-        raise NotImplementedError
-
-    def retract(self) -> None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        raise NotImplementedError
-
-    def recompute_cache(self) -> None:
-        """Called by the interrupt: keys and values of all running samples under the adapter that serves."""
-        running = list(self._scheduler.running)
-        for batch in self._batches([sequence.cached_tokens for sequence in running]):
-            kept, _ = self._model.prefill([running[index].cached_tokens for index in batch], self.adapter)
-            self._model.take_routing()  # what is recorded stays as it was when the tokens were drawn
-            for index, keys_values in zip(batch, kept, strict=True):
-                self._slots.load(running[index].slot, keys_values)
-
-    def _prefill(self, admitted: list[Sequence]) -> None:
-        """Each distinct prompt is computed once, its keys and values copied to every sample of it; then the first tokens."""
-        started = time.perf_counter()
-        needed = max(len(sequence.request.prompt_ids) + sequence.request.max_new_tokens for sequence in admitted)
-        self._slots.reserve(len(self._scheduler.running), needed)
-        prompts = {tuple(sequence.request.prompt_ids): None for sequence in admitted}
-        found = {prompt: known for prompt in prompts if (known := self._prompts.find(prompt)) is not None}
-        missing = [prompt for prompt in prompts if prompt not in found]
-        for batch in self._batches([list(prompt) for prompt in missing]):
-            kept, hidden = self._model.prefill([list(missing[index]) for index in batch], self.adapter)
-            routing: list[torch.Tensor | None] = [*self._model.take_routing()] or [None] * len(batch)
-            for row, (index, keys_values) in enumerate(zip(batch, kept, strict=True)):
-                found[missing[index]] = Prefilled(keys_values, hidden[row], routing[row])
-                self._prompts.keep(missing[index], found[missing[index]])
-                self.counters.prefill_tokens += len(missing[index])
-        rows = []
-        for sequence in admitted:
-            prefilled = found[tuple(sequence.request.prompt_ids)]
-            self._slots.load(sequence.slot, prefilled.keys_values)
-            if sequence.routing is not None and prefilled.routing is not None:
-                sequence.routing.add(0, prefilled.routing)
-            sequence.length = len(sequence.request.prompt_ids)
-            rows.append(prefilled.hidden)
-        self._draw(admitted, torch.stack(rows))
-        self.counters.prefill_s += time.perf_counter() - started
-
-    def _batches(self, sequences: list[list[int]]) -> list[list[int]]:
-        """Indices of sequences to prefill together: like lengths together, within the token bound."""
-        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))
-        batches: list[list[int]] = []
-        for index in order:
-            fits = batches and not self._isolated and (len(batches[-1]) + 1) * len(sequences[index]) <= _PREFILL_TOKENS
-            if fits:
-                batches[-1].append(index)
-            else:
-                batches.append([index])
-        return batches
-
-    def _decode(self) -> None:
-        """One token for every running sample."""
-        started = time.perf_counter()
-        running = list(self._scheduler.running)
-        tokens = torch.tensor([sequence.tokens[-1] for sequence in running])
-        positions = torch.tensor([sequence.length for sequence in running])
-        width = 1 if self._isolated else len(running)
-        hidden = torch.cat(
-            [
-                self._model.decode(tokens[first : first + width], positions[first : first + width], first, self._slots, self.adapter)
-                for first in range(0, len(running), width)
-            ]
-        )
-        for sequence, routing in zip(running, self._model.take_routing(), strict=False):  # none where it is not recorded
-            if sequence.routing is not None:
-                sequence.routing.add(sequence.length, routing)
-        for sequence in running:
-            sequence.length += 1
-        self._draw(running, hidden)
-        self.counters.decode_steps += 1
-        self.counters.decode_s += time.perf_counter() - started
-
-    def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
-        """One token for each row; who is done leaves."""
-        width = 1 if self._isolated else len(sequences)
-        for first in range(0, len(sequences), width):
-            part = sequences[first : first + width]
-            supports: list[list[int]] | None = None
-            if any(sequence.support is not None for sequence in part):
-                supports = [[] for _ in part]
-            tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part), supports)
-            if not bool(logprobs.isfinite().all()):
-                raise EngineError(
-                    "the model's log-probs are not finite",
-                    field="model",
-                    value=f"version {self.adapter.version}",
-                    cure="look at the gradient norm of the last steps; a lower optimizer.learning_rate helps",
-                )
-            drawn = zip(part, tokens.tolist(), logprobs.tolist(), supports or [[]] * len(part), strict=True)
-            for sequence, token, logprob, kept in drawn:
-                sequence.append(token, logprob, self.adapter.version, kept)
-        self.counters.generated_tokens += len(sequences)
+    def _finished_pass(self, sequences: list[Sequence]) -> None:
+        self._last_pass = time.perf_counter()
         for sequence in sequences:
             if sequence.ended is not None:
-                self._leave(sequence, None)
+                self._leave(sequence)
+                self._answer(sequence)
 
-    def _leave(self, sequence: Sequence, reason: str | None) -> None:
-        if reason == "abort":
-            sequence.ended = "abort"
+    def _leave(self, sequence: Sequence) -> None:
         move = self._scheduler.leave(sequence)
         if move is not None:
-            self._slots.move(move[0], move[1], self._scheduler.running[move[1]].length)
+            self._decoder.moved(move[0], move[1], self._scheduler.running[move[1]].length)
+
+    def _answer(self, sequence: Sequence, reason: str | None = None) -> None:
+        if reason == "abort":
+            sequence.ended = "abort"
         sequence.answer(sequence.rollout(self._name))
 
     def _end(self) -> None:
-        """Stop: running samples go out as they are, waiting ones have nothing to show and are refused."""
-        with self._wake:
-            left = self._scheduler.empty()
-            staged, self._staged = self._staged, None
+        """Stop: samples go out with the tokens they have; those that have none are refused."""
+        left, update = self._take_all()
         stopped = EngineError(
             "the engine was stopped", field="rollout", value=self._name, cure="dispatch the request again", retryable=True
         )
         for sequence in left:
             if sequence.tokens:
-                sequence.ended = "abort"
-                sequence.answer(sequence.rollout(self._name))
+                self._answer(sequence, "abort")
             else:
-                sequence.answer(stopped)
-        if staged is not None:
-            staged.failed(stopped)
+                sequence.answer(_as_engine_error(stopped))
+        if update is not None:
+            update.over(stopped)
 
     def _fail(self, error: BaseException) -> None:
-        with self._wake:
-            self._failure = error
-            left = self._scheduler.empty()
-            staged, self._staged = self._staged, None
+        left, update = self._take_all(error)
         for sequence in left:
             sequence.answer(_as_engine_error(error))
-        if staged is not None:
-            staged.failed(_as_engine_error(error))
+        if update is not None:
+            update.over(_as_engine_error(error))
 
-
-def _plan(sequences: list[Sequence]) -> Plan:
-    requests = [sequence.request for sequence in sequences]
-    return Plan(
-        keys=[request.key for request in requests],
-        positions=[len(sequence.tokens) for sequence in sequences],
-        temperatures=[request.temperature for request in requests],
-        top_ks=[request.top_k for request in requests],
-        top_ps=[request.top_p for request in requests],
-        min_ps=[request.min_p for request in requests],
-    )
+    def _take_all(self, failure: BaseException | None = None) -> tuple[list[Sequence], Update | None]:
+        with self._wake:
+            self._failure = failure
+            update = self._update
+            self._release()
+            return self._scheduler.empty(), update
 
 
 def _as_engine_error(error: BaseException) -> HeadraceError:

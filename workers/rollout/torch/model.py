@@ -30,6 +30,15 @@ class Model:
         self._routing: list[torch.Tensor] = []
         self._cosine, self._sine = rotary_tables(shape, min(shape.max_positions, 2048), dtype)
 
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    def install(self, weights: Weights) -> Weights:
+        """Called between two passes: the next one computes with `weights`. Returns those that did so far."""
+        before, self._weights = self._weights, weights
+        return before
+
     def prefill(self, sequences: list[list[int]], adapter: Adapter) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Keys and values [layer, 2, K, L_i, D] of each sequence and the hidden state of its last token, [n, hidden].
 

@@ -1,11 +1,12 @@
-"""A model folder's safetensors as the frozen weights of a decoder: q, k, v and gate, up are fused by rows."""
+"""Tensors by Hugging Face's names, from a model folder or a publish, as the weights of a decoder: q, k, v and gate, up are fused
+by rows."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,6 +42,16 @@ class Weights:
     head: Linear
 
 
+class Source(Protocol):
+    """Where tensors come from, in the engine's number format."""
+
+    def take(self, name: str) -> torch.Tensor:
+        """Raises EngineError where there is no tensor of that name."""
+        ...
+
+    def maybe(self, name: str) -> torch.Tensor | None: ...
+
+
 class _Files:
     """Tensors by name over one or several safetensors files; each is read when asked for."""
 
@@ -73,13 +84,6 @@ class _Files:
     def maybe(self, name: str) -> torch.Tensor | None:
         return self.take(name) if name in self._by_name else None
 
-    def linear(self, *names: str) -> Linear:
-        """The named modules' rows, one under the other, with their biases where they have any."""
-        weight = torch.cat([self.take(f"{name}.weight") for name in names])
-        biases = [self.maybe(f"{name}.bias") for name in names]
-        found = [bias for bias in biases if bias is not None]
-        return Linear(weight, torch.cat(found) if len(found) == len(names) else None)
-
 
 def _names(file: Any) -> list[str]:
     return list(file.keys())
@@ -87,7 +91,11 @@ def _names(file: Any) -> list[str]:
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
     """Called once at start. Raises EnvironmentMissing or EngineError naming model.path."""
-    files = _Files(folder, dtype)
+    return assemble(_Files(folder, dtype), shape)
+
+
+def assemble(source: Source, shape: Shape) -> Weights:
+    """Each tensor is asked for once, layer by layer; a source may hand out its own tensors, which are never written into."""
     layers = []
     for number in range(shape.layers):
         block = f"model.layers.{number}"
@@ -95,17 +103,25 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
         sparse = shape.experts is not None and number in shape.experts.layers
         layers.append(
             LayerWeights(
-                input_norm=files.take(f"{block}.input_layernorm.weight"),
-                qkv=files.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-                query_norm=files.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
-                key_norm=files.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
-                output=files.linear(f"{attention}.o_proj"),
-                mlp_norm=files.take(f"{block}.post_attention_layernorm.weight"),
-                gate_up=None if sparse else files.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-                down=None if sparse else files.linear(f"{mlp}.down_proj"),
-                experts=read_experts(files.take, files.maybe, mlp, shape.experts) if sparse and shape.experts else None,
+                input_norm=source.take(f"{block}.input_layernorm.weight"),
+                qkv=_linear(source, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+                query_norm=source.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
+                key_norm=source.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
+                output=_linear(source, f"{attention}.o_proj"),
+                mlp_norm=source.take(f"{block}.post_attention_layernorm.weight"),
+                gate_up=None if sparse else _linear(source, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+                down=None if sparse else _linear(source, f"{mlp}.down_proj"),
+                experts=read_experts(source.take, source.maybe, mlp, shape.experts) if sparse and shape.experts else None,
             )
         )
-    embedding = files.take("model.embed_tokens.weight")
-    tied = shape.tied or files.maybe("lm_head.weight") is None
-    return Weights(embedding, layers, files.take("model.norm.weight"), Linear(embedding) if tied else files.linear("lm_head"))
+    embedding = source.take("model.embed_tokens.weight")
+    tied = shape.tied or source.maybe("lm_head.weight") is None
+    return Weights(embedding, layers, source.take("model.norm.weight"), Linear(embedding) if tied else _linear(source, "lm_head"))
+
+
+def _linear(source: Source, *names: str) -> Linear:
+    """The named modules' rows, one under the other, with their biases where they have any."""
+    weight = torch.cat([source.take(f"{name}.weight") for name in names])
+    biases = [source.maybe(f"{name}.bias") for name in names]
+    found = [bias for bias in biases if bias is not None]
+    return Linear(weight, torch.cat(found) if len(found) == len(names) else None)
