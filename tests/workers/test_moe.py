@@ -158,6 +158,43 @@ def test_engine_and_trainer_apply_the_same_adapters(folder: Path, experts: bool)
     assert float(gap(model, no_adapter(model.shape), adapters.model).abs().max()) > 0.1, "the adapter must do something"
 
 
+def test_experts_adapters_are_kept_apart_from_the_weights(folder: Path) -> None:
+    """In float32 what PEFT computes, gradients too; in bfloat16 updates far below the weights' last bits still count."""
+    options = LORA.model_copy(update={"moe_experts": True})
+    ours, theirs = adapted(folder, options), adapted(folder, options)
+    for module in theirs.model.modules():
+        vars(module).pop("forward", None)
+    ids = torch.tensor([[5, 9, 33, 80, 7, 100]])
+    outcomes = []
+    for one in (ours, theirs):
+        logits = one.model(input_ids=ids, use_cache=False).logits
+        logits.log_softmax(-1)[..., 11].sum().backward()
+        outcomes.append([logits, *(one.working[name].grad for name in sorted(one.working))])
+    for mine, peft in zip(*outcomes, strict=True):
+        torch.testing.assert_close(mine, peft, rtol=1e-3, atol=1e-4)
+
+    def change(dtype: torch.dtype) -> Tensor:
+        """Weights of 1 and updates of about 0.001, on rows that the weights map to exactly 0."""
+        adapters = adapted(folder, options, dtype=dtype)
+        layer = adapters.model.base_model.model.model.layers[0].mlp.experts
+        with torch.no_grad():
+            for name, master in adapters.masters.items():
+                master.mul_(0.005 if ".lora_B." in name else 1.0)
+            adapters.refresh()
+            for weight in (layer.get_base_layer().gate_up_proj, layer.get_base_layer().down_proj):
+                weight.fill_(1.0)
+            half = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+            rows = torch.stack((half, -half), dim=-1).view(8, 32).to(dtype)
+            given = rows, torch.zeros(8, 1, dtype=torch.int64), torch.ones(8, 1, dtype=dtype)
+            with adapters.reference():
+                assert not layer(*given).any()
+            found: Tensor = layer(*given)
+            return found.float()
+
+    exact, rounded = change(torch.float32), change(torch.bfloat16)
+    assert bool(exact.any()) and float((exact - rounded).norm() / exact.norm()) < 0.05
+
+
 def test_an_adapter_that_does_not_fit_is_refused(folder: Path) -> None:
     shape = read_shape(folder)
     stem = "base_model.model.model.layers.0.mlp."

@@ -14,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from workers.axes.lora.base import Lazily, Whole, as_it_is, child_generator, local
+from workers.axes.lora.experts import apply_beside
 from workers.axes.lora.masters import Masters, named
 from workers.axes.lora.targets import adapter_targets
 from workers.contract.config import Lora
@@ -36,6 +37,7 @@ class AdapterOnly(Masters):
         adapter = LoraConfig(r=options.rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", **targets)
         # PEFT would make float32 adapters inside a bfloat16 model and cast every activation to and fro.
         self.model: PeftModel = get_peft_model(model, adapter, autocast_adapter_dtype=False)
+        apply_beside(self.model, ADAPTER)
         super().__init__(self._adapters)
         if not self.working:
             raise EngineError("the model has no linear layer to adapt", field="model.path", cure="use a transformer language model")
@@ -47,7 +49,7 @@ class AdapterOnly(Masters):
 
     def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
         """The copies: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank)."""
-        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name].detach())))
+        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name]).detach()))
 
     def note(self) -> dict[str, float]:
         """An adapter says nothing of itself: what travels is what learned."""
