@@ -98,4 +98,3 @@ class FullyShardedTrainer(DealingTrainer):
         if learn:
             (flat.sum() * 0).backward()  # type: ignore[no-untyped-call]
             self._adapters.gather()
-

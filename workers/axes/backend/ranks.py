@@ -87,9 +87,7 @@ class Seat:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         roads = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         store = dist.FileStore(self.store, self.count)
-        dist.init_process_group(
-            roads, store=store, rank=self.rank, world_size=self.count, timeout=timedelta(seconds=self.patience_s)
-        )
+        dist.init_process_group(roads, store=store, rank=self.rank, world_size=self.count, timeout=timedelta(seconds=self.patience_s))
 
     def leave(self) -> None:
         if dist.is_initialized():
@@ -115,7 +113,13 @@ class Peer:
 
     def ending(self) -> str:
         code = self.process.returncode
-        return "still runs" if code is None else f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return (
+            "still runs"
+            if code is None
+            else f"ended with signal {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
 
     def tail(self) -> str | None:
         try:

@@ -30,7 +30,7 @@ class TensorParallelTrainer(RankedTrainer):
     """Checkpoints and payloads are those of one process."""
 
     def _lay_out(self) -> Spread:
-        _check(self._model, self._seat.count)
+        check_shares(self._model, self._seat.count)
         mesh = init_device_mesh("cpu", (self._seat.count,))
         parallelize_module(self._model, mesh, dict(_plan(self._model)))
         self._adapters.lay_out(cut_like)
@@ -62,7 +62,7 @@ def _plan(model: torch.nn.Module) -> Iterator[tuple[str, ParallelStyle]]:
         yield f"{name}.lora_{'B' if outputs else 'A'}.{ADAPTER}", style()
 
 
-def _check(model: Any, ranks: int) -> None:
+def check_shares(model: Any, ranks: int) -> None:
     """Raises EnvironmentMissing where the model cannot be cut into so many equal parts without changing what it computes."""
     config = model.config
     for what in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):

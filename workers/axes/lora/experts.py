@@ -40,7 +40,7 @@ def _forward(outer: Any, inner: Any, adapter: str, rows: Tensor, ids: Tensor, ga
     first = by_expert(inner.lora_A[adapter].weight, inner.lora_B[adapter].weight, len(experts.gate_up_proj))
     second = by_expert(outer.lora_A[adapter].weight, outer.lora_B[adapter].weight, len(experts.down_proj))
     result = torch.zeros_like(rows)
-    for expert in ids.unique().tolist():
+    for expert in torch.unique(ids).tolist():
         tokens, rank = torch.where(ids == expert)
         gate_up = _adapted(rows[tokens], experts.gate_up_proj[expert], first[expert], inner.scaling[adapter])
         gate, up = gate_up.chunk(2, dim=-1)

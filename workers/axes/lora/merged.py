@@ -19,7 +19,8 @@ from workers.axes.lora.masters import named
 from workers.axes.lora.targets import adapter_of, by_expert
 from workers.contract.config import Lora
 
-ROWS_BYTES = 16 * 1024 * 1024  # of float32 at a time, while merging
+BLOCKS = 64  # a matrix is merged by so many blocks of rows: what that takes in float32 is a small part of the matrix
+BLOCK_BYTES = 256 * 1024  # but not by smaller ones
 
 
 class Merged(AdapterOnly):
@@ -40,15 +41,18 @@ class Merged(AdapterOnly):
         self._wanted = self._survived = 0.0
 
         def read(name: str) -> Tensor:
-            weight = whole(name, local(weights[name].detach()))
+            weight = whole(name, local(weights[name]).detach())
             first, second = adapter_of(name)
             if first not in self.working:
                 return weight
-            down, up = (whole(key, local(self.working[key].detach())) for key in (first, second))
+            down, up = (whole(key, local(self.working[key]).detach()) for key in (first, second))
+            gathered = weight.data_ptr() != local(weights[name]).data_ptr()
+            merged = weight if gathered else torch.empty_like(weight)
             if weight.dim() == 2:
-                return self._merge(weight, down, up)
-            pairs = by_expert(down, up, len(weight))
-            return torch.stack([self._merge(one, *pair) for one, pair in zip(weight, pairs, strict=True)])
+                return self._merge(weight, down, up, merged)
+            for expert, pair in enumerate(by_expert(down, up, len(weight))):
+                self._merge(weight[expert], *pair, merged[expert])
+            return merged
 
         return Lazily(list(weights), read)
 
@@ -57,15 +61,14 @@ class Merged(AdapterOnly):
         nothing, 0 where no weight moved. Rounding up counts as the whole update, never as more. Left out while dW is 0."""
         return {"merge_survived_share": self._survived / self._wanted} if self._wanted else {}
 
-    def _merge(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """weight (out, in), down (rank, in), up (out, rank). By blocks of rows: no second whole matrix in float32."""
-        merged = torch.empty_like(weight)
+    def _merge(self, weight: Tensor, down: Tensor, up: Tensor, merged: Tensor) -> Tensor:
+        """weight (out, in), down (rank, in), up (out, rank). Writes into `merged`, which may be `weight` itself."""
         down = down.float()
-        step = max(1, ROWS_BYTES // (4 * weight.shape[1]))
+        step = max(1, len(weight) // BLOCKS, BLOCK_BYTES // (4 * weight.shape[1]))
         for start in range(0, len(weight), step):
             rows = slice(start, start + step)
             change = (up[rows].float() @ down).mul_(self._scale)
-            before = weight[rows].float()
+            before = weight[rows].to(torch.float32, copy=True)
             merged[rows] = (before + change).to(weight.dtype)
             moved = (merged[rows].float() - before).abs_()
             self._wanted += float(change.abs_().sum(dtype=torch.float64))

@@ -35,7 +35,7 @@ class WholeModel(Masters):
 
     def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
         """Every weight, in the model's type."""
-        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name].detach())))
+        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name]).detach()))
 
     def note(self) -> dict[str, float]:
         """Nothing: what travels is what learned."""
