@@ -320,3 +320,22 @@ def test_a_record_keeps_what_came_first(passes: list[tuple[int, int]], resumed: 
     assert list(base64.b64decode(record.encode())) == [value for value in kept for _ in range(4)]
     with pytest.raises(EngineError, match="hole"):
         record.add(len(kept) + 1, torch.zeros(1, 2, 2, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+async def test_a_trainer_that_keeps_both_sees_no_mismatch(sparse: Path, tmp_path: Path, engine: Callable[..., Any], experts: bool) -> None:
+    """Through a whole step: the engine's policy and the trainer's are one, and what was trained can be restored."""
+    blocks: dict[str, Any] = {"sampling": {"top_k": 4}, "lora": {"rank": 2, "moe_experts": experts}, "optimizer": {"learning_rate": 0.01}}
+    given = config(sparse, **blocks, replay={"routing": "r3", "sampling_mask": True})
+    batch = await generated(engine(given), given)
+    trainer = SingleProcessTrainer(given, tmp_path, transport(tmp_path))
+    result = trainer.train(batch)
+    assert abs(result.metrics["loss/kl_mismatch"]) < 1e-5 and not result.skipped
+    unaware = SingleProcessTrainer(config(sparse, **blocks), tmp_path, transport(tmp_path))
+    assert abs(unaware.train(batch).metrics["loss/kl_mismatch"]) > 0.01
+    trainer.checkpoint(tmp_path / "saved")
+    again = SingleProcessTrainer(given, tmp_path, transport(tmp_path))
+    again.checkpoint(tmp_path / "saved", restore=True)
+    masters = trainer._adapters.masters
+    assert all(torch.equal(master, masters[name]) for name, master in again._adapters.masters.items())
+    assert any(".lora_B." in name and bool(master.any()) for name, master in masters.items() if ("experts" in name) == experts)
