@@ -232,6 +232,21 @@ def test_an_engine_that_dies_or_hangs_between_publishes(
         sender.close()
 
 
+def test_an_engine_that_comes_late_is_waited_for(broadcast: str, tmp_path: Path) -> None:
+    """It finishes its requests first (interrupt drain), while the others are here already."""
+    sender, first, late = (transport(broadcast, name, tmp_path) for name in ("trainer", ENGINE, "generator/1"))
+    manifest = sender.send(payload(), 1, "full", [ENGINE, "generator/1"])
+    got: list[dict[str, torch.Tensor]] = []
+    waiting = threading.Thread(target=lambda: got.append(first.receive(manifest)))
+    waiting.start()
+    assert not until(lambda: bool(got), 0.6)
+    assert digest_of(late.receive(manifest)) == manifest.digest
+    waiting.join()
+    assert digest_of(got[0]) == manifest.digest
+    for end in (first, late, sender):
+        end.close()
+
+
 def test_a_publish_without_engines_or_for_others_is_refused(broadcast: str, tmp_path: Path) -> None:
     sender, stranger = transport(broadcast, "trainer", tmp_path), transport(broadcast, "generator/9", tmp_path)
     with pytest.raises(EngineError, match="no engine"):

@@ -21,7 +21,7 @@ import torch
 
 from workers.axes.transport import payload as layout
 from workers.axes.transport.base import Link
-from workers.axes.transport.group import Group, Meeting, broken
+from workers.axes.transport.group import Group, Meeting, Presence, broken
 from workers.contract.errors import EngineError
 from workers.records import Manifest
 
@@ -55,11 +55,11 @@ class Image:
 class Sending:
     """The trainer's end of one generation: a thread that broadcasts while training goes on."""
 
-    def __init__(self, path: Path, receivers: list[str], backend: str) -> None:
-        self.receivers = receivers
+    def __init__(self, path: Path, members: list[str], backend: str) -> None:
+        self.members = members
         self.backend = backend
         self.path = path
-        self._meeting = Meeting(path, len(receivers) + 1)
+        self._meeting = Meeting(path, members)
         self._jobs: queue.SimpleQueue[Iterator[memoryview] | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -67,9 +67,9 @@ class Sending:
         self._thread = threading.Thread(target=self._run, name=f"broadcast-{path.name}", daemon=True)
         self._thread.start()
 
-    def fits(self, receivers: list[str], backend: str) -> bool:
+    def fits(self, members: list[str], backend: str) -> bool:
         """Whether another publish may go this way: same members, nothing left unfinished, nobody gone."""
-        same = receivers == self.receivers and backend == self.backend
+        same = members == self.members and backend == self.backend
         return same and self._idle.wait(GRACE_S) and not self._failed and not self._meeting.over
 
     def put(self, pieces: Iterator[memoryview]) -> None:
@@ -98,7 +98,7 @@ class Sending:
         except (EngineError, RuntimeError, OSError) as error:
             self._failed = True
             if not self._given_up:
-                logger.warning("group %s of %d engines: %s", self.path.name, len(self.receivers), str(error))
+                logger.warning("group %s of %d engines: %s", self.path.name, len(self.members) - 1, str(error))
         finally:
             if group is not None:
                 group.close()
@@ -116,6 +116,7 @@ class CollectiveTransport:
         self._generation = 0
         self._sending: Sending | None = None
         self._joined: tuple[str, Meeting, Group] | None = None
+        self._presence = Presence(self._folder, link.name)
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
         """Called by the trainer at each publish; returns when the private copy is made. Each receiver can take it once."""
@@ -124,8 +125,8 @@ class CollectiveTransport:
             raise EngineError("there is no engine to broadcast to", field="rollout.engines", value=0, cure="restart the engines")
         image = Image(tensors)
         backend = "nccl" if image.contents.on_gpu else "gloo"
-        sending = self._sending_to(sorted(receivers), backend)
-        handle = {"group": sending.path.name, "members": sending.receivers, "backend": backend, **self._describe(image)}
+        sending = self._sending_to([self._link.name, *sorted(receivers)], backend)
+        handle = {"group": sending.path.name, "members": sending.members, "backend": backend, **self._describe(image)}
         sending.put(self._pieces(image))
         size, taken = self._size(image), time.perf_counter() - started
         return Manifest(version, image.contents.digest, size, payload, self.kind, handle, export_s=taken)
@@ -146,6 +147,7 @@ class CollectiveTransport:
     def close(self) -> None:
         """Called at the end on both sides; the sender removes what the members met through."""
         self._drop()
+        self._presence.end()
         if self._sending is not None:
             self._sending.end()
             self._sending.join()
@@ -177,13 +179,13 @@ class CollectiveTransport:
 
     # -- groups ------------------------------------------------------------------------------------------
 
-    def _sending_to(self, receivers: list[str], backend: str) -> Sending:
-        if self._sending is None or not self._sending.fits(receivers, backend):
+    def _sending_to(self, members: list[str], backend: str) -> Sending:
+        if self._sending is None or not self._sending.fits(members, backend):
             if self._sending is not None:
                 self._sending.end()
             self._folder.mkdir(parents=True, exist_ok=True)
             self._generation += 1
-            self._sending = Sending(self._folder / f"{self._generation}-{time.time_ns():x}", receivers, backend)
+            self._sending = Sending(self._folder / f"{self._generation}-{time.time_ns():x}", members, backend)
         return self._sending
 
     def _join(self, name: str, members: list[str], backend: str) -> Group:
@@ -193,8 +195,8 @@ class CollectiveTransport:
         path = self._folder / Path(name).name
         if not path.exists():
             raise broken("the group was given up before this engine came")
-        meeting = Meeting(path, len(members) + 1)
-        rank = members.index(self._link.name) + 1
+        meeting = Meeting(path, members)
+        rank = members.index(self._link.name)
         meeting.enter(rank)
         try:
             group = Group(meeting, rank, backend)

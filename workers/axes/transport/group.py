@@ -1,13 +1,15 @@
 """Process groups of the trainer and the engines, made directly: the default group belongs to a sharded trainer.
 
 Members find each other through a file in the attempt's folder (no store port), and gloo listens on loopback only. Nobody
-enters gloo before everybody is known to be here, so that an engine that never comes is waited for by looking at a file,
-which can be given up at any time. Gloo itself cannot be interrupted; its calls carry deadlines.
+enters gloo before everybody is known to be here: until then they look at a file, which can be given up at any time, and at
+locks that end with their processes. An engine may come late (it drains first); a dead one is not waited for. Gloo itself
+cannot be interrupted; its calls carry deadlines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -20,21 +22,53 @@ import torch
 
 from workers.contract.errors import EngineError
 
-COMING_S = 60.0  # for every member to come: one may be finishing its requests first
+COMING_S = 600.0  # for every member to come: one may be finishing its requests first; who is dead is not waited for
 PATIENCE_S = 30.0  # for those that are here to connect, and for each message beside its bytes
 SLOWEST_BYTES_A_S = 20e6
 LOOK_S = 0.005
+LOOK_AFTER_S = 0.2  # between two looks whether those that have not come are alive
 MESSAGE_BYTES = 1 << 28  # a longer piece goes in several
 GO, GONE = "go", "gone"
 
 
-class Meeting:
-    """Where members of one group find each other, before there is a group and when there is none any more."""
+class Presence:
+    """A lock that the operating system lets go when its process ends, however it ends."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        distributed = import_module("torch.distributed")
-        self.size = size
-        self.store: Any = distributed.FileStore(str(path), size)
+    def __init__(self, folder: Path, name: str) -> None:
+        path = _lock_of(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+
+    def end(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def present(folder: Path, name: str) -> bool:
+    """Whether a process that has this name is alive."""
+    try:
+        descriptor = os.open(_lock_of(folder, name), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class Meeting:
+    """Where members of one group find each other, before there is a group and when there is none any more. Ranks: their order."""
+
+    def __init__(self, path: Path, members: list[str]) -> None:
+        self.size = len(members)
+        self._members = members
+        self._folder = path.parent
+        self.store: Any = import_module("torch.distributed").FileStore(str(path), self.size)
         self.store.set_timeout(timedelta(seconds=PATIENCE_S))
 
     @property
@@ -51,8 +85,9 @@ class Meeting:
             self.store.set(GONE, "")
 
     def gather(self, given_up: Callable[[], bool]) -> None:
-        """Called by rank 0: returns when every other member is here."""
-        _await(lambda: bool(self.store.check([f"here/{rank}" for rank in range(1, self.size)])), lambda: self.over or given_up())
+        """Called by rank 0: returns when every other member is here. Raises EngineError where one is dead."""
+        awaited = range(1, self.size)
+        self._await(lambda: [rank for rank in awaited if not self.store.check([f"here/{rank}"])], given_up)
         self.store.set(GO, "")
 
     def enter(self, rank: int) -> None:
@@ -61,7 +96,22 @@ class Meeting:
             self.leave()
             raise broken("the group met without this process")
         self.store.set(f"here/{rank}", "")
-        _await(lambda: self.begun, lambda: self.over)
+        self._await(lambda: [] if self.begun else [0], lambda: False)
+
+    def _await(self, missing: Callable[[], list[int]], given_up: Callable[[], bool]) -> None:
+        begun = looked = time.monotonic()
+        while ranks := missing():
+            if self.over or given_up():
+                raise broken("the group was given up before everybody had come")
+            now = time.monotonic()
+            if now - looked > LOOK_AFTER_S:
+                looked = now
+                dead = [self._members[rank] for rank in ranks if not present(self._folder, self._members[rank])]
+                if dead:
+                    raise broken(f"{', '.join(dead)} did not come to the group and is not alive")
+            if now - begun > COMING_S:
+                raise broken(f"not everybody came to the group within {COMING_S:.0f} s")
+            time.sleep(LOOK_S)
 
 
 class Group:
@@ -120,14 +170,8 @@ def broken(message: str, retryable: bool = True) -> EngineError:
     return EngineError(message, field="transport.kind", value="collective", cure=cure, retryable=retryable)
 
 
-def _await(arrived: Callable[[], bool], given_up: Callable[[], bool]) -> None:
-    end = time.monotonic() + COMING_S
-    while not arrived():
-        if given_up():
-            raise broken("the group was given up before everybody had come")
-        if time.monotonic() > end:
-            raise broken(f"not everybody came to the group within {COMING_S:.0f} s")
-        time.sleep(LOOK_S)
+def _lock_of(folder: Path, name: str) -> Path:
+    return folder / "members" / name.replace("/", "-")
 
 
 def _first_line(error: BaseException) -> str:
