@@ -14,14 +14,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.workers.tiny_model import make_tiny_model
+from tests.workers.trainer_rig import build_trainer, change, make_batch, road, weights
 from workers.axes.backend.single import SingleProcessTrainer
-from workers.axes.transport.base import Link
-from workers.axes.transport.filesystem import FilesystemTransport
-from workers.contract import config as words
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled, CheckpointError, NonFinite
 from workers.contract.metrics import CATALOGUE
-from workers.records import Batch, Group, Prompt, Rollout, Sample
+from workers.records import Rollout
 
 
 @pytest.fixture(scope="module")
@@ -31,45 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(model: Path, tmp_path: Path) -> Any:
-    def build(**blocks: dict[str, Any]) -> SingleProcessTrainer:
-        base = {"model": {"path": str(model)}, "determinism": "strict", "lora": {"rank": 4}, "optimizer": {"learning_rate": 1e-2}}
-        merged: dict[str, Any] = {**base, **{name: {**base.get(name, {}), **block} for name, block in blocks.items()}}  # type: ignore[dict-item]
-        return SingleProcessTrainer(RunConfig.model_validate(merged), tmp_path, road(tmp_path))
-
-    return build
-
-
-def road(folder: Path) -> FilesystemTransport:
-    return FilesystemTransport(Link("run", folder, "trainer", words.Transport(kind="filesystem")))
-
-
-def make_batch(step: int = 1, seed: int = 0, groups: int = 3, size: int = 4) -> Batch:
-    source = torch.Generator().manual_seed(seed * 1000 + step)
-
-    def draw(count: int) -> list[int]:
-        return torch.randint(3, 259, (count,), generator=source).tolist()
-
-    made = []
-    for g in range(groups):
-        prompt = Prompt(f"p{g}", g, "", draw(5 + 3 * g))
-        group = Group(f"g{g}", prompt, 0)
-        for k in range(size):
-            count = 1 + (3 * k + g) % 7
-            rollout = Rollout(f"g{g}/{k}", f"g{g}", k, draw(count), [-5.5 + 0.1 * k] * count, [0] * count, "stop")
-            group.samples.append(Sample(rollout, reward=float(k % 2)))
-        made.append(group)
-    return Batch(step, 0, made)
-
-
-def weights(trainer: SingleProcessTrainer) -> torch.Tensor:
-    return torch.cat([master.detach().flatten().clone() for master in trainer._adapters.masters.values()])
-
-
-def change(trainer: SingleProcessTrainer, *batches: Batch) -> torch.Tensor:
-    before = weights(trainer)
-    for batch in batches:
-        trainer.train(batch)
-    return weights(trainer) - before
+    return lambda **blocks: build_trainer(model, tmp_path, **blocks)
 
 
 def test_a_batch_steps_once_and_says_what_it_did(make: Any) -> None:
@@ -100,7 +60,14 @@ def test_training_raises_what_is_rewarded(make: Any) -> None:
         assert (gain > 0) == (sample.reward == 1.0)
 
 
-@pytest.mark.parametrize("loss", [{}, {"aggregation": "sequence_mean"}, {"aggregation": "sequence_sum_constant", "policy": "reinforce_is"}])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {},
+        {"aggregation": "sequence_mean"},
+        {"aggregation": "sequence_sum_constant", "policy": "reinforce_is", "corrections": []},
+    ],
+)
 def test_micro_tokens_do_not_change_the_gradient(make: Any, monkeypatch: pytest.MonkeyPatch, loss: dict[str, Any]) -> None:
     found: list[torch.Tensor] = []
     values: list[float] = []
@@ -169,7 +136,8 @@ def test_a_batch_without_a_reward_is_skipped_and_measures_nothing(make: Any) -> 
 
 
 def test_weights_of_the_correction_reach_the_gradient(make: Any) -> None:
-    assert not torch.equal(change(make(loss={"corrections": []}), make_batch()), change(make(loss={"corrections": [{"lo": 0.0, "hi": 1.0}]}), make_batch()))
+    plain, cut = (make(loss={"corrections": corrections}) for corrections in ([], [{"lo": 0.0, "hi": 1.0}]))
+    assert not torch.equal(change(plain, make_batch()), change(cut, make_batch()))
     anchored = make(loss={"anchor": "rollout"}).train(make_batch()).metrics["loss/clip_share"]
     assert anchored > 0  # ratios to the engine's policy are far from 1 here; to the trainer's own they are exactly 1
     assert make().train(make_batch()).metrics["loss/clip_share"] == 0
