@@ -97,8 +97,8 @@ class OneAtATime(Mapping[str, torch.Tensor]):
 class OtherProcess:
     """An engine's end of the road in a process of its own. Answers each manifest with the digest of what it got."""
 
-    def __init__(self, kind: str, name: str, folder: Path, environment: dict[str, str] | None = None) -> None:
-        call = [sys.executable, "-m", "tests.workers.transport_rig", kind, name, str(folder)]
+    def __init__(self, kind: str, name: str, folder: Path, environment: dict[str, str] | None = None, bucket_mb: float = 0.001) -> None:
+        call = [sys.executable, "-m", "tests.workers.transport_rig", kind, name, str(folder), str(bucket_mb)]
         self.process = subprocess.Popen(
             call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **(environment or {})}
         )
@@ -125,14 +125,14 @@ def main() -> None:
     from workers.records import from_wire
 
     torch.set_num_threads(1)
-    kind, name, folder = sys.argv[1:]
+    kind, name, folder, bucket_mb = sys.argv[1:]
     if kind == "object_store":
         from workers import cluster  # noqa: F401, settles Ray's settings before it is imported
 
         import ray  # isort: skip
 
         ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="error")
-    end = transport(kind, name, Path(folder))
+    end = transport(kind, name, Path(folder), float(bucket_mb))
     print("ready", flush=True)
     for line in sys.stdin:
         try:
