@@ -52,6 +52,16 @@ class Field:
     default: Any = None
     value: Any = ""
     errors: tuple[str, ...] = ()
+    listed: bool = False  # json: a list of objects, not an object
+    parts: tuple[Field, ...] = ()  # json: what each object may hold
+
+    @property
+    def example(self) -> str:
+        """json with known parts: an object of their defaults, to begin with; "" where a part has no default."""
+        if not self.parts or any(part.default is None and not part.nullable for part in self.parts):
+            return ""
+        value = {part.name: part.default for part in self.parts}
+        return written([value] if self.listed else value)
 
     @property
     def input_id(self) -> str:
@@ -72,6 +82,15 @@ class Field:
     @property
     def step(self) -> str:
         return "1" if self.kind == "integer" else "any"
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def explained(self) -> bool:
+        """Whether its choices have sentences."""
+        return any(choice.description for choice in self.choices)
 
     @property
     def chosen(self) -> Choice | None:
@@ -160,11 +179,15 @@ def _field(schema: Mapping[str, Any], path: str, raw: Mapping[str, Any], describ
     nullable = any(option.get("type") == "null" for option in variants)
     core = next((option for option in variants if option.get("type") != "null"), part)
     names = core.get("enum") or ([core["const"]] if "const" in core else None)
-    if core.get("type") == "array":
-        names = _resolve(schema, core["items"]).get("enum") or [_resolve(schema, core["items"]).get("const")]
+    items = _resolve(schema, core["items"]) if core.get("type") == "array" else {}
+    if items and "properties" not in items:
+        names = items.get("enum") or [items.get("const")]
+    inner = items if "properties" in items else core
     return Field(
         path=path,
-        kind=_kind(core, part, bool(names)),
+        kind="json" if "properties" in items else _kind(core, part, bool(names)),
+        listed="properties" in items,
+        parts=tuple(_field(schema, f"{path}.{key}", sub, describe) for key, sub in inner.get("properties", {}).items()),
         title=part.get("title", path),
         help=part.get("description", ""),
         unit=part.get("unit", ""),
@@ -220,5 +243,12 @@ def as_text(item: Field, value: Any) -> Any:
     if value is None:
         return ""
     if item.kind == "json":
-        return json.dumps(value, indent=2) if value else "{}"
+        return written(value)
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def written(value: Any) -> str:
+    """JSON for people: a list has an item a line."""
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in value) + "\n]"
+    return json.dumps(value, indent=2, ensure_ascii=False)

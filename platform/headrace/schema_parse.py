@@ -49,20 +49,23 @@ def _read(item: Field, submitted: Submitted) -> Any:
     if raw == "" and item.nullable:
         return None
     if item.kind == "json":
-        return _read_json(raw)
+        return _read_json(raw, listed=item.listed)
     if item.kind in ("integer", "number"):
         return _read_number(item, raw)
     return raw
 
 
-def _read_json(raw: str) -> Any:
+def _read_json(raw: str, *, listed: bool) -> Any:
     try:
-        value = json.loads(raw or "{}")
+        value = json.loads(raw or ("[]" if listed else "{}"))
     except json.JSONDecodeError as fault:
-        raise ValueError(
-            f'Not JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}. Write for example {{"min_terms": 2}}.'
-        ) from None
-    if not isinstance(value, dict):
+        example = '[{"hi": 2.0}]' if listed else '{"min_terms": 2}'
+        raise ValueError(f"Not JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}. Write for example {example}.") from None
+    except RecursionError:
+        raise ValueError("Not JSON that can be read: it is nested too deeply.") from None
+    if listed and (not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value)):
+        raise ValueError("A JSON list of objects is needed. Put objects between brackets; [] is none.")
+    if not listed and not isinstance(value, dict):
         raise ValueError(f"A JSON object is needed, {type(value).__name__} was given. Put it between braces.")
     return value
 

@@ -11,7 +11,7 @@ from headrace.experiments import forms
 from headrace.schema_form import Field, blocks, fields_of
 from headrace.schema_parse import differences, parse
 from workers.contract import axes, fields, loading, presets
-from workers.contract.config import RunConfig
+from workers.contract.config import Correction, Kl, RunConfig
 from workers.contract.errors import ConfigError
 
 
@@ -81,6 +81,11 @@ def test_values_keep_their_types() -> None:
         ("optimizer.learning_rate", "fast", "not a number"),
         ("environment.options", "[1]", "JSON object"),
         ("environment.options", "{", "Not JSON"),
+        ("loss.corrections", '{"hi": 2}', "list of objects"),
+        ("loss.corrections", "[2]", "list of objects"),
+        ("loss.corrections", "[", "Not JSON"),
+        ("loss.kl", "[]", "JSON object"),
+        ("staleness.depth_bound", "1", "JSON object"),
     ],
 )
 def test_what_cannot_be_read_is_said_at_its_field(path: str, text: str, part: str) -> None:
@@ -101,10 +106,65 @@ def test_faults_of_the_contract_land_at_their_field_with_the_cure() -> None:
     assert links[0]["id"] == "field-buffer-depth"
 
 
+def test_a_block_that_may_be_left_out_and_a_list_of_objects_come_back() -> None:
+    query = posted(
+        RunConfig().as_json(),
+        loss__kl='{"coefficient": 0.04}',
+        loss__corrections='[{"hi": 3.0, "action": "mask"}, {"level": "sequence"}]',
+        staleness__depth_bound="",
+        loss__distillation="",
+    )
+    data, errors = parse(forms.schema(), query)
+    assert errors == {}
+    config = RunConfig.model_validate(data)
+    assert config.loss.kl is not None and config.loss.kl.coefficient == 0.04
+    assert [item.action for item in config.loss.corrections] == ["mask", "clip"]
+    assert config.staleness.depth_bound is None and config.loss.distillation is None
+
+
+def test_a_fault_inside_a_list_or_block_says_where() -> None:
+    spec = {
+        "loss": {"corrections": [{}, {"hi": 0.5}], "kl": {"coefficient": -1}},
+        "staleness": {"depth_bound": {"value": 1, "unit": "days"}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        loading.resolve(spec)
+    errors = forms.from_problems(caught.value.problems)
+    assert errors["loss.corrections"][0].startswith("Item 2, hi: ")
+    assert errors["loss.kl"][0].startswith("Coefficient: ")
+    assert errors["staleness.depth_bound"][0].startswith("Unit: ")
+
+
+def test_json_fields_say_what_may_stand_in_them() -> None:
+    known = fields_of(forms.schema())
+    assert {part.name for part in known["loss.corrections"].parts} == set(Correction.model_fields)
+    assert known["loss.corrections"].listed and known["loss.corrections"].example.startswith("[")
+    assert Kl.model_validate_json(known["loss.kl"].example) == Kl()
+    assert known["loss.distillation"].example == "", "a teacher has no default"
+
+
+def test_words_of_the_loss_are_explained_by_their_formula() -> None:
+    known = {item.path: item for section in forms.sections() for item in (*section.main, *section.more)}
+    for path in (
+        "loss.policy",
+        "loss.advantage",
+        "loss.aggregation",
+        "loss.anchor",
+        "buffer.order",
+        "interrupt.kv_after",
+        "staleness.lag_from",
+    ):
+        assert all(choice.description for choice in known[path].choices), path
+
+
 def test_sections_hold_every_block_once_and_open_where_an_error_is() -> None:
     form = forms.sections(RunConfig().as_json(), errors={"sampling.top_k": ["too many"]})
     names = [block.name for section in form for block in section.blocks]
-    assert sorted(names) == sorted({path.partition(".")[0] if "." in path else "run" for path in fields_of(forms.schema())})
+    wanted = {path.partition(".")[0] if "." in path else "run" for path in fields_of(forms.schema())}
+    assert sorted(names) == sorted(wanted | {"partial"})  # a field of the whole run, read beside the interrupts
+    shown = [item.path for section in form for item in (*section.main, *section.more)]
+    assert sorted(shown) == sorted(fields_of(forms.schema()))
+    assert "More" not in [section.title for section in form], "every block has its place"
     assert [section.title for section in form if section.more_has_errors] == ["Samples"]
 
 

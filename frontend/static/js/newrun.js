@@ -15,6 +15,21 @@ form.addEventListener("input", (event) => {
   event.target.closest(".field").classList.toggle("changed", changed);
   touched = touched || changed;
 });
+// The sentence of the kind that is chosen.
+form.addEventListener("change", (event) => {
+  const note = event.target.closest(".field")?.querySelector("[data-chosen]");
+  if (note && event.target.matches("select")) note.textContent = event.target.selectedOptions[0]?.dataset.note ?? "";
+});
+// A JSON field's example, one click away.
+for (const button of document.querySelectorAll("[data-fill]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const input = document.getElementById(button.dataset.fill);
+    input.value = button.previousElementSibling.textContent;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    input.focus();
+  });
+}
 choice.addEventListener("change", () => {
   if (touched && !window.confirm("Filling the form from this preset drops your changes. Go on?")) return;
   choice.form.requestSubmit();

@@ -12,35 +12,30 @@ from django.http import QueryDict
 
 from headrace.schema_form import Block, Field, blocks, fields_of
 from headrace.schema_parse import Errors
-from workers.contract import axes
+from workers.contract import axes, design
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
+from workers.contract.formulas import FORMULAS
 
 # Title, one sentence, and the config blocks shown under it. Blocks named nowhere land in the last section.
 LAYOUT: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Model and task", "Which language model learns, what it is asked and how its answers are judged.", ("model", "environment")),
-    ("Samples", "How many completions make one step, and how they are drawn.", ("batch", "sampling", "rewards")),
-    ("Learning", "How rewards become advantages, and advantages become a step of the adapters.", ("optimizer", "loss", "lora")),
+    ("Samples", "How many completions make one step, and how they are drawn.", ("batch", "sampling", "rewards", "curriculum")),
+    (
+        "Learning",
+        "How rewards become advantages, advantages a loss, and the loss a step of what learns.",
+        ("optimizer", "loss", "lora", "replay"),
+    ),
     (
         "Flow",
         "How generation and training overlap: the pools, what waits between them, how old a sample may be, how weights travel.",
-        ("rollout", "orchestration", "buffer", "staleness", "sync", "transport", "interrupt", "backend"),
+        ("rollout", "orchestration", "buffer", "staleness", "sync", "transport", "interrupt", "partial", "backend"),
     ),
     ("Measuring and keeping", "When the model is tested on held-out prompts and when it is saved.", ("evaluation", "checkpoint")),
     ("Budget and seed", "When the run ends, and where its randomness starts.", ("budget", "run")),
 )
 BLOCK_TITLES = {"batch": "Batch", "run": "Whole run", "lora": "LoRA"}
-AXIS_OF_FIELD = {
-    "orchestration.kind": "orchestration",
-    "buffer.kind": "buffer",
-    "transport.kind": "transport",
-    "interrupt.kind": "interrupt",
-    "staleness.over_limit": "staleness",
-    "partial": "partial",
-    "lora.kind": "lora",
-    "backend.kind": "backend",
-    "rollout.engine": "rollout",
-}
+AXIS_OF_FIELD = {path: axis for axis, path in design.FIELDS.items()}
 AXIS_TITLES = {"lora": "LoRA", "rollout": "Rollout engine", "partial": "Partial rollouts"}
 
 
@@ -81,8 +76,10 @@ def schema() -> dict[str, Any]:
 
 
 def describe(path: str, choice: str) -> str:
-    """The contract's sentence about a kind; "" for choices that are no axis kinds."""
-    return axes.DESCRIPTIONS.get(AXIS_OF_FIELD.get(path, ""), {}).get(choice, "")
+    """The contract's sentence about a kind or an option, or the formula of a word of the loss; "" for choices that need none."""
+    words = axes.DESCRIPTIONS.get(AXIS_OF_FIELD.get(path, ""), {}) or axes.OPTIONS.get(path, {})
+    formula = FORMULAS.get(path, {}).get(choice)
+    return words.get(choice, "") or (formula["formula"] if formula else "")
 
 
 def sections(
@@ -96,10 +93,18 @@ def sections(
     titled = {
         name: Block(name, BLOCK_TITLES.get(name, name.capitalize()), block.description, block.fields) for name, block in by_name.items()
     }
+    titled["partial"], titled["run"] = _apart(titled["run"], "partial")
     placed = {name for _title, _text, names in LAYOUT for name in names}
     result = [Section(title, text, tuple(titled[name] for name in names if name in titled)) for title, text, names in LAYOUT]
     rest = tuple(block for name, block in titled.items() if name not in placed)
     return [*result, Section("More", "Further settings.", rest)] if rest else result
+
+
+def _apart(block: Block, path: str) -> tuple[Block, Block]:
+    """A field of the run as a whole that is read beside other ones, as a block of its own; and the rest."""
+    own = tuple(item for item in block.fields if item.path == path)
+    rest = tuple(item for item in block.fields if item.path != path)
+    return Block(path, AXIS_TITLES[path], own[0].help, own), Block(block.name, block.title, block.description, rest)
 
 
 def error_links(form: Iterable[Section], errors: Errors) -> list[dict[str, str]]:
@@ -117,11 +122,18 @@ def from_problems(problems: Iterable[HeadraceError]) -> Errors:
     known = fields_of(schema())
     found: Errors = {}
     for problem in problems:
-        path = problem.field or ""
+        path = whole = problem.field or ""
         while path and path not in known:
             path = path.rpartition(".")[0]
-        found.setdefault(path, []).append(sentence(problem.message, problem.cure))
+        place = _place(whole[len(path) + 1 :]) if path else ""
+        found.setdefault(path, []).append(place + sentence(problem.message, problem.cure))
     return found
+
+
+def _place(inside: str) -> str:
+    """Where inside one input a fault is: "0.hi" of a list is item 1, hi."""
+    words = [f"item {int(word) + 1}" if word.isdigit() else word for word in inside.split(".") if word]
+    return f"{', '.join(words)}: ".capitalize() if words else ""
 
 
 def sentence(message: str, cure: str | None) -> str:

@@ -99,6 +99,15 @@ def _fresh(request: HttpRequest) -> Draft:
     return draft
 
 
+def preset_groups(described: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The picker's groups: Headrace's own, the published designs, their variants."""
+    own = [item for item in described if item["name"] not in presets.LIBRARIES and not item["variant_of"]]
+    published = [item for item in described if item["name"] in presets.LIBRARIES]
+    variants = [item for item in described if item["variant_of"]]
+    groups = (("Headrace's own", own), ("Published designs", published), ("Variants: another mode, or March 2026", variants))
+    return [(title, items) for title, items in groups if items]
+
+
 def _submitted(request: HttpRequest) -> Draft:
     post = request.POST
     draft = Draft(submitted=post, name=post.get("name", ""), preset=post.get("preset_name", "") or presets.DEFAULT)
@@ -132,10 +141,10 @@ def _show_form(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
     context = {
         "section": "new",
         "sections": form,
-        "presets": described.values(),
+        "preset_groups": preset_groups(list(described.values())),
+        "preset": described.get(draft.preset),
         "preset_name": draft.preset if draft.preset in described else presets.DEFAULT,
         "preset_label": label,
-        "preset_description": described.get(draft.preset, {}).get("description", ""),
         "error_links": links,
         "error_count": len(links),
         "idempotency_key": draft.key,
@@ -164,6 +173,7 @@ def _review(request: HttpRequest, draft: Draft) -> HttpResponse:
         "section": "new",
         "name": draft.name,
         "problems": compat.warnings(config),
+        "preset": presets.described(_preset_name(config)) if _preset_name(config) in presets.names() else None,
         "hidden": hidden,
         "differences": differences(forms.schema(), before, config.as_json()),
         "compared_with": compared,
@@ -176,8 +186,12 @@ def _review(request: HttpRequest, draft: Draft) -> HttpResponse:
     return render(request, "runs/review.html", context)
 
 
+def _preset_name(config: RunConfig) -> str:
+    return (config.preset or "").partition("@")[0]
+
+
 def _preset_values(config: RunConfig) -> dict[str, Any]:
-    name = (config.preset or "").partition("@")[0]
+    name = _preset_name(config)
     return loading.resolve(None, preset=name).as_json() if name in presets.names() else RunConfig.model_validate({}).as_json()
 
 

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from headrace.experiments import new_run, views
+from headrace.experiments import guide, new_run, views
 
 app_name = "experiments"
 
@@ -18,5 +18,8 @@ urlpatterns = [
     path("runs/<str:public_id>/stop/", views.stop, name="stop"),
     path("runs/<str:public_id>/edit/", views.edit, name="edit"),
     path("runs/<str:public_id>/delete/", views.delete, name="delete"),
-    path("help/axes/", views.axes_help, name="axes"),
+    path("help/axes/", guide.axes_page, name="axes"),
+    path("help/losses/", guide.losses_page, name="losses"),
+    path("help/presets/", guide.presets_page, name="presets"),
+    path("help/add-a-kind/", guide.add_page, name="add-a-kind"),
 ]

@@ -13,7 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from headrace import figures
-from headrace.experiments import forms, listing, selectors, services
+from headrace.experiments import forms, guide, listing, selectors, services
 from headrace.experiments.forms import EditForm
 from headrace.experiments.models import Run
 from headrace.experiments.problems import BadInput
@@ -23,7 +23,6 @@ from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
 from headrace.teams.views import current_team
 from headrace.telemetry.access import run_or_404
-from workers.contract import axes, events, metrics
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
 
@@ -82,6 +81,8 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "resumable": run.state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) and run.source != Run.Source.UPLOAD,
         "charts": figures.charts(),
         "config_blocks": config_blocks(data),
+        "design": guide.design_of(data),
+        "preset": guide.preset_of(run.preset),
         "page_data": {"run": run.public_id, "charts": [chart.as_dict() for chart in figures.charts()], "series": figures.series_names()},
     }
     return render(request, "runs/detail.html", context)
@@ -146,26 +147,6 @@ def delete(request: HttpRequest, public_id: str) -> HttpResponse:
     return _press(request, public_id, services.delete_run, done="The run is deleted.", then="/runs/")
 
 
-@require_safe
-def axes_help(request: HttpRequest) -> HttpResponse:
-    """What each axis, metric and event means: the contract's own tables."""
-    schema = forms.schema()
-    path_of = {axis: path for path, axis in forms.AXIS_OF_FIELD.items()}
-    described = {section_block.name: section_block for section in forms.sections() for section_block in section.blocks}
-    rows = [
-        {
-            "name": axis,
-            "title": forms.AXIS_TITLES.get(axis, axis.replace("_", " ").capitalize()),
-            "path": path_of.get(axis, axis),
-            "help": described[axis].description if axis in described else schema["properties"].get(axis, {}).get("description", ""),
-            "kinds": [{"name": kind, "description": axes.DESCRIPTIONS[axis].get(kind, "")} for kind in kinds],
-        }
-        for axis, kinds in axes.AXES.items()
-    ]
-    context = {"section": "help", "axes": rows, "metrics": metrics.CATALOGUE.values(), "events": events.DESCRIPTIONS.items()}
-    return render(request, "help/axes.html", context)
-
-
 def config_blocks(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The config as a reader sees it: every field by block, those that differ from the default marked."""
     default = RunConfig.model_validate({}).as_json()
@@ -192,7 +173,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(value)
+        return ", ".join(str(entry) for entry in value)
     return str(value) if value not in ("", None) else "none"
 
 
