@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.workers.emulated import rig
 from workers.admission import judge
 from workers.clock import run_virtual
+from workers.contract import axes
 from workers.contract.config import Rewards, RunConfig
 from workers.contract.errors import EngineError
 from workers.pipeline import Pipeline
@@ -112,8 +113,8 @@ def test_dropping_makes_batches_smaller() -> None:
     assert min(sizes) < 4 and max(sizes) <= 4 and parts.samples.effects["groups_left_out"] > 0
 
 
-@pytest.mark.parametrize("kind", ["none", "double", "bounded", "stream"])
-@pytest.mark.parametrize("over_limit", ["drop", "wait", "recycle", "count_only"])
+@pytest.mark.parametrize("kind", get_args(axes.BufferKind))
+@pytest.mark.parametrize("over_limit", get_args(axes.OverLimit))
 def test_every_buffer_goes_with_every_limit(kind: str, over_limit: str) -> None:
     settings = config(buffer={"kind": kind, "depth": 8}, staleness={"over_limit": over_limit, "max_lag": 1})
     parts = simulate(settings, lengths=uneven, train_s=0.2)
