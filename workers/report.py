@@ -143,7 +143,7 @@ def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], lat
             "sync/latency_s": latency_s,
             "sync/pause_s": max(pauses.values()),
             "sync/bytes": manifest.bytes,
-            **{f"sync/{name}": seconds for name, seconds in phases.items()},
+            **{f"sync/{name}": value for name, value in {**phases, **manifest.note}.items()},
         }
     )
 

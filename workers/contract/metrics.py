@@ -55,6 +55,24 @@ CATALOGUE: dict[str, Metric] = _table(
     Metric("sync/transfer_s", "Sync: transfer", "s", "sync", "Engines read the payload and check its digest."),
     Metric("sync/apply_s", "Sync: apply", "s", "sync", "From staged until the pointer is flipped."),
     Metric("sync/bytes", "Sync payload", "bytes", "sync", "Bytes of one publish."),
+    Metric(
+        "sync/merge_survived_share",
+        "Merge: survived rounding",
+        "share",
+        "sync",
+        "LoRA merged: sum of min(|change of the rounded weight|, |update|) over sum of |update|. 1: rounding lost nothing of the adapter.",
+    ),
+    Metric(
+        "sync/changed_share", "Delta: changed", "share", "sync", "Payload delta: share of values whose bits changed since the base version."
+    ),
+    Metric(
+        "sync/experts_sent",
+        "Experts sent",
+        "experts",
+        "sync",
+        "Payload expert_shards: experts that changed and travelled, over all layers.",
+    ),
+    Metric("sync/experts", "Experts", "experts", "sync", "Payload expert_shards: experts of the model, over all layers."),
     Metric("loss/policy", "Policy loss", "", "loss", "The aggregated policy loss."),
     Metric("loss/grad_norm", "Gradient norm", "", "loss", "Global norm before clipping.", True),
     Metric("loss/learning_rate", "Learning rate", "", "loss", "Of the optimizer's last step."),
