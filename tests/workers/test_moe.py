@@ -30,6 +30,7 @@ from workers.rollout.torch.native import kernels_for
 from workers.rollout.torch.shape import read_shape
 from workers.rollout.torch.weights import load_weights
 
+torch.set_num_threads(1)
 PROMPTS = [[5, 9, 33], [7, 7, 100, 3, 60, 61, 62, 80], [9]]
 LORA = Lora(rank=3, alpha=6.0)
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from workers.axes.backend.passes import check_layout, forward
 from workers.axes.backend.prepare import prepare
 from workers.axes.backend.routing import choices, decode, recorded, routers
 from workers.axes.backend.single import SingleProcessTrainer
+from workers.axes.partial.abort_prefix import AbortPrefix
 from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
 from workers.contract.config import RunConfig, Transport
@@ -31,6 +33,7 @@ from workers.records import Batch, Group, Prompt, Rollout, Sample, SampleRequest
 from workers.rollout.torch.experts import RoutingRecord
 from workers.rollout.torch.generator import TorchGenerator
 
+torch.set_num_threads(1)
 PROMPTS = [[5, 9, 33], [7, 7, 100, 3, 60, 61, 62, 80], [9]]
 GROUP = 3
 
@@ -320,6 +323,31 @@ def test_a_record_keeps_what_came_first(passes: list[tuple[int, int]], resumed: 
     assert list(base64.b64decode(record.encode())) == [value for value in kept for _ in range(4)]
     with pytest.raises(EngineError, match="hole"):
         record.add(len(kept) + 1, torch.zeros(1, 2, 2, dtype=torch.uint8))
+
+
+async def test_a_sample_taken_up_again_keeps_its_record(sparse: Path, engine: Callable[..., Any]) -> None:
+    given = config(sparse, sampling={"top_k": 4}, replay={"routing": "r3", "sampling_mask": True})
+    generator = engine(given)
+    whole = (await generated(generator, given)).groups[1].samples[0].rollout
+    positions, width = len(PROMPTS[1]) + 3, 4  # of a sample aborted with four tokens
+    assert whole.routing is not None and whole.support is not None
+    aborted = replace(
+        whole,
+        token_ids=whole.token_ids[:4],
+        logprobs=whole.logprobs[:4],
+        versions=whole.versions[:4],
+        support=whole.support[:4],
+        routing=base64.b64encode(base64.b64decode(whole.routing)[: positions * width]).decode(),
+        finish_reason="abort",
+    )
+    request = SampleRequest("g1/0", "g1", 0, PROMPTS[1], key=100, max_new_tokens=9, temperature=1.0, top_k=4)
+    again = await generator.generate(AbortPrefix().again(request, aborted))
+    assert (again.token_ids, again.support, again.routing) == (whole.token_ids, whole.support, whole.routing)
+    fresh = AbortPrefix().again(request, replace(aborted, token_ids=[], logprobs=[], versions=[], support=[], routing=""))
+    assert (await generator.generate(fresh)).routing == whole.routing
+    for lost in ({"support": None}, {"routing": None}):
+        with pytest.raises(EngineError, match="came with the record of 0"):
+            await generator.generate(AbortPrefix().again(request, replace(aborted, **lost)))
 
 
 @pytest.mark.parametrize("experts", [False, True])

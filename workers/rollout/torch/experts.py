@@ -92,7 +92,7 @@ class RoutingRecord:
         """encoded: the record of a sample taken up again, of so many positions."""
         self._parts: list[torch.Tensor] = []
         self._positions = 0
-        if encoded is not None and positions:
+        if encoded and positions:
             data = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.uint8)
             self._parts, self._positions = [data.view(positions, -1)], positions
 

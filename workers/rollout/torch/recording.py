@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workers.contract.config import Replay
-from workers.contract.errors import ConfigError
+from workers.contract.errors import ConfigError, EngineError
+from workers.records import SampleRequest
 from workers.rollout.torch.experts import RoutingRecord
 from workers.rollout.torch.sampling import truncates
 from workers.rollout.torch.scheduler import Sequence
@@ -24,12 +25,25 @@ def check_recording(options: Replay, shape: Shape) -> None:
 def begin(sequence: Sequence, options: Replay) -> None:
     """Called with each request before it is queued. An evaluation is never trained on: nothing of it is recorded.
 
-    r2 replays the trainer's own choice, so that the engine has nothing to tell.
+    r2 replays the trainer's own choice, so that the engine has nothing to tell. Raises EngineError for a sample taken up again
+    whose record is gone: tokens drawn from a part of the vocabulary must not pass for drawn from all of it.
     """
     request = sequence.request
     if request.purpose != "train":
         return
     if options.sampling_mask and truncates(request.temperature, request.top_k, request.top_p, request.min_p):
-        sequence.support = [list(ids) for ids in request.prefix_support or [[]] * len(request.prefix_ids)]
+        sequence.support = [list(ids) for ids in request.prefix_support or []]
+        _complete("sampling_mask", len(sequence.support), request)
     if options.routing == "r3":
+        _complete("routing", len(request.prefix_ids) if request.prefix_routing else 0, request)
         sequence.routing = RoutingRecord(request.prefix_routing, len(request.prompt_ids) + len(request.prefix_ids) - 1)
+
+
+def _complete(what: str, recorded: int, request: SampleRequest) -> None:
+    if recorded != len(request.prefix_ids):
+        raise EngineError(
+            f"a prefix of {len(request.prefix_ids)} tokens came with the record of {recorded}",
+            field=f"replay.{what}",
+            value=request.id,
+            cure="send the sample again from its prompt",
+        )
