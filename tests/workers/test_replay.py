@@ -367,3 +367,25 @@ async def test_a_trainer_that_keeps_both_sees_no_mismatch(sparse: Path, tmp_path
     masters = trainer._adapters.masters
     assert all(torch.equal(master, masters[name]) for name, master in again._adapters.masters.items())
     assert any(".lora_B." in name and bool(master.any()) for name, master in masters.items() if ("experts" in name) == experts)
+
+
+async def test_whole_experts_learn_travel_and_serve(tmp_path: Path, engine: Callable[..., Any]) -> None:
+    """lora off, payload expert_shards: experts that nobody chose are not sent again, and engine and trainer stay one policy."""
+    folder = make_tiny_moe_model(tmp_path / "many", seed=1, experts=16, chosen=1)
+    options = {"lora": {"kind": "off"}, "transport": {"kind": "filesystem", "payload": "expert_shards"}}
+    given = config(folder, **options, replay={"routing": "r3"}, optimizer={"learning_rate": 0.003})
+    generator = engine(given)
+    trainer = SingleProcessTrainer(given, tmp_path, transport(tmp_path))
+    sent = []
+    for version in (1, 2):
+        batch = replace(await generated(generator, given, new=4), step=version, version=version - 1)
+        assert abs(trainer.train(batch).metrics["loss/kl_mismatch"]) < 1e-5
+        manifest = trainer.publish(version, ["generator/0"])
+        sent.append((manifest.base, manifest.note["experts_sent"]))
+        report = await generator.update(manifest)
+        assert report.version == version
+    assert sent[0] == (None, 32.0) and sent[1][0] == 1 and 0 < sent[1][1] < 32
+    after = await generated(generator, given, new=4)
+    with torch.no_grad():
+        ours, theirs = trained(trainer._model, after, given)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
