@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from tests.workers.engine_rig import PROMPTS, Caller, Gate, adapted, base_model, build, logprobs_of, publish, request, send, spoilt, until
-from tests.workers.tiny_model import make_tiny_model
+from tests.workers.tiny_model import make_tiny_model, make_tiny_moe_model
 from workers.contract.axes import INTERRUPTS, InterruptKind
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest, Rollout, SampleRequest
@@ -376,3 +377,29 @@ async def test_an_engine_that_stands_still_uses_no_processor(start: Start, new: 
     assert time.process_time_ns() - used < 0.1e9
     gate.opened.set()
     await asyncio.gather(update, *tasks)
+
+
+@pytest.mark.parametrize(("kind", "kv_after", "partial"), [case for case in CASES if case.values[2] != "none"])
+async def test_what_training_replays_is_whole_after_a_weight_change(
+    kind: str, kv_after: str, partial: str, start: Start, tmp_path: Path
+) -> None:
+    """A mixture of experts with truncated sampling: ids left by token, experts chosen by position, without a hole."""
+    sparse = make_tiny_moe_model(tmp_path / "sparse", seed=3)
+    replay = {"routing": "r3", "sampling_mask": True}
+    generator, _ = start(
+        kind, kv_after, partial, model={"path": str(sparse)}, replay=replay, lora={"kind": "off"}, transport={"payload": "full"}
+    )
+    model = base_model(sparse)
+    layers, chosen = model.config.num_hidden_layers, model.config.num_experts_per_tok
+    manifest = send({name: 1.1 * parameter.detach() for name, parameter in model.named_parameters()}, tmp_path, 1, "full")
+    tasks = run(Caller(generator, partial), new_tokens=80, top_k=5)
+    await decoding(generator)
+    await generator.update(manifest)
+    versions = set()
+    for rollout in await asyncio.gather(*tasks):
+        assert rollout is not None and rollout.support is not None and rollout.routing is not None
+        assert len(rollout.support) == len(rollout.token_ids) == 80
+        assert all(token in left and len(left) == 5 for token, left in zip(rollout.token_ids, rollout.support, strict=True))
+        assert len(base64.b64decode(rollout.routing)) == (len(PROMPTS[rollout.index]) + 79) * layers * chosen
+        versions |= set(rollout.versions)
+    assert 1 in versions

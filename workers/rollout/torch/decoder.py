@@ -117,8 +117,9 @@ class Decoder:
         if self.parked is None or not sequence.tokens:
             return False
         cached = sequence.context[:-1]  # the last token drawn has no keys and values yet: the next decode step makes them
-        here = sequence.request.parked_on == self._name
-        keys_values = self.parked.take(sequence.request.id, cached) if here else None
+        request = sequence.request
+        whole = request.parked_on == self._name and (sequence.routing is None or request.prefix_routing is not None)
+        keys_values = self.parked.take(request.id, cached) if whole else None
         if keys_values is None:
             return False
         self._slots.load(sequence.slot, keys_values)

@@ -36,7 +36,9 @@ def begin(sequence: Sequence, options: Replay) -> None:
         _complete("sampling_mask", len(sequence.support), request)
     if options.routing == "r3":
         _complete("routing", len(request.prefix_ids) if request.prefix_routing else 0, request)
-        sequence.routing = RoutingRecord(request.prefix_routing, len(request.prompt_ids) + len(request.prefix_ids) - 1)
+        # A sample that was aborted before it ran has no record yet.
+        record = request.prefix_routing if request.prefix_ids else None
+        sequence.routing = RoutingRecord(record, len(request.prompt_ids) + len(request.prefix_ids) - 1)
 
 
 def _complete(what: str, recorded: int, request: SampleRequest) -> None:
