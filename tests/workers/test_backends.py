@@ -231,16 +231,16 @@ def test_a_rank_that_dies_ends_the_pool_with_its_cause(pool: tuple[Trained, str]
 def test_a_cancel_stops_every_rank_between_two_micro_batches(model: Path, kind: str) -> None:
     """With several optimizer steps a batch, a correction that changes denominators, and ZeRO-1 where there is a choice."""
     survivors = {"hi": 1.2, "lo": 0.8, "action": "mask", "denominator": "survivors"}
-    blocks: dict[str, Any] = {"batch": {"minibatches": 2, "epochs": 2}, "loss": {"corrections": [survivors]}}
+    blocks: dict[str, Any] = {"batch": {"minibatches": 2}, "loss": {"corrections": [survivors]}}
     trainer = make(model, kind, "adapter_only", backend={"sharded_optimizer": kind == "ddp"}, **blocks)
     one = make(model, "single", "adapter_only", **blocks)
     try:
-        batch = make_batch(1, groups=8)
+        batch = make_batch(1, groups=6)
         mine, his = trainer.train(batch), one.train(batch)
         assert mine.metrics["loss/rejected_share"] == his.metrics["loss/rejected_share"] > 0
         before = trainer.publish(1, [])
         one.publish(1, [])
-        assert trainer._stepper.attempts == 4
+        assert trainer._stepper.attempts == 2
         assert difference(trainer._transport.values, one._transport.values) < 1e-4  # AdamW's first steps magnify the last bits
         trainer.checkpoint(model.parent / f"saved-{kind}")
         one.checkpoint(model.parent / f"saved-{kind}", restore=True)
@@ -255,12 +255,12 @@ def test_a_cancel_stops_every_rank_between_two_micro_batches(model: Path, kind: 
 
         trainer._pass = stopping
         with pytest.raises(Cancelled):
-            trainer.train(make_batch(2, groups=8))
+            trainer.train(make_batch(2, groups=6))
         assert len(passes) == 2
         assert all(master.grad is None for master in trainer._adapters.masters.values())
         assert trainer.publish(1, []).digest == before.digest  # the last step stands, and the ranks still answer
         with pytest.raises(Cancelled):
-            trainer.train(make_batch(3, groups=8))
+            trainer.train(make_batch(3, groups=6))
     finally:
         trainer.close()
 

@@ -37,7 +37,7 @@ class DataParallelTrainer(DealingTrainer):
         for master in masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        in_buckets([master.grad for master in masters if master.grad is not None], lambda flat: _sum(flat))
+        in_buckets([master.grad for master in masters if master.grad is not None], _sum)
         return whole
 
 

@@ -74,10 +74,12 @@ class RankedTrainer(SingleProcessTrainer):
 
     def send_piece(self, kind: str, name: str) -> None:
         """Called on a rank above 0 with each tensor of which rank 0 wants this rank's piece."""
-        piece = (
-            {"part": self._adapters.parts, "master": lambda: self._adapters.masters}[kind]()[name] if kind in ("part", "master") else None
-        )
-        if piece is None:
+        piece: Tensor | None
+        if kind == "part":
+            piece = self._adapters.parts()[name]
+        elif kind == "master":
+            piece = self._adapters.masters[name]
+        else:
             piece = self._stepper.state(kind, name)
         assert piece is not None
         send_piece(local(piece.detach()))

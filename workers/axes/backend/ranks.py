@@ -86,7 +86,7 @@ class Seat:
         """Called by every rank, once all have loaded their models."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         roads = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        store = dist.FileStore(self.store, self.count)
+        store = dist.FileStore(self.store, self.count)  # type: ignore[attr-defined]
         dist.init_process_group(roads, store=store, rank=self.rank, world_size=self.count, timeout=timedelta(seconds=self.patience_s))
 
     def leave(self) -> None:

@@ -67,7 +67,7 @@ def in_buckets(tensors: Sequence[Tensor], operation: Callable[[Tensor], None]) -
         for some in buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in some])
             operation(flat)
-            for tensor, part in zip(some, flat.split([tensor.numel() for tensor in some]), strict=True):
+            for tensor, part in zip(some, torch.split(flat, [tensor.numel() for tensor in some]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
 
@@ -167,7 +167,7 @@ def send_piece(piece: Tensor) -> None:
 def _blocks(tensor: Tensor) -> Iterator[Tensor]:
     """Along the first dimension; both ends cut alike, for both know the shape. Nothing of an empty tensor travels."""
     if tensor.numel():
-        yield from (tensor.view(1),) if tensor.dim() == 0 else tensor.split(max(1, -(-len(tensor) // BLOCKS)))
+        yield from (tensor.view(1),) if tensor.dim() == 0 else torch.split(tensor, max(1, -(-len(tensor) // BLOCKS)))
 
 
 def total(values: Tensor) -> Tensor:
