@@ -52,8 +52,8 @@ class ObjectStoreTransport:
             if self._shelf is None:
                 self._open_shelf()
             key = f"{version}-{secrets.token_hex(4)}"
-            ray.get(self._shelf.put.remote(key, references), timeout=PATIENCE_S)
-        except RayError as error:
+            _got(self._shelf.put.remote(key, references))
+        except (RayError, TimeoutError) as error:
             raise EnvironmentMissing(
                 f"the object store cannot be written: {_first_line(error)}",
                 field="transport.kind",
@@ -69,11 +69,11 @@ class ObjectStoreTransport:
         name, key = str(manifest.handle["shelf"]), str(manifest.handle["key"])
         try:
             shelf = ray.get_actor(name, namespace=self._namespace)
-            references: list[Any] = ray.get(shelf.take.remote(key), timeout=PATIENCE_S)
+            references: list[Any] = _got(shelf.take.remote(key))
             if not references:
                 raise _unreadable("it was tidied up", key)
             return unpack(_Reader(references).read, manifest)
-        except (RayError, ValueError) as error:  # ValueError: there is no actor of that name
+        except (RayError, TimeoutError, ValueError) as error:  # ValueError: there is no actor of that name
             raise _unreadable(_first_line(error), key) from error
 
     def close(self) -> None:
@@ -131,11 +131,16 @@ class _Reader:
             reference = next(self._references, None)
             if reference is None:
                 return 0
-            self._unread = memoryview(ray.get(reference, timeout=PATIENCE_S))
+            self._unread = memoryview(_got(reference))
         count = min(len(view), len(self._unread))
         view[:count] = self._unread[:count]
         self._unread = self._unread[count:]
         return count
+
+
+def _got(reference: Any) -> Any:
+    """What a reference stands for. Called in a thread of an asynchronous actor, where Ray warns of its own blocking call."""
+    return reference.future().result(PATIENCE_S)
 
 
 def _unreadable(why: str, key: str) -> EngineError:
