@@ -15,7 +15,7 @@ from tests.workers.learn_rig import AGGREGATIONS, LENGTHS, random_batch, row, te
 from workers.learn import advantages
 from workers.learn.advantages import ADVANTAGES, overlong
 from workers.learn.aggregation import aggregate, token_weights
-from workers.learn.diagnostics import effective_share, entropy, masked_mean, mismatch
+from workers.learn.diagnostics import effective_share, masked_mean, mismatch
 
 BY_GROUP = [kind for kind in ADVANTAGES if kind != "reinforce_pp"]
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
@@ -199,9 +199,3 @@ def test_diagnostics_by_hand() -> None:
     assert masked_mean(row(1, 3, math.nan), mask[:1]) == 2
     assert masked_mean(trainer, torch.zeros_like(mask)) is None
     assert effective_share(tensor(500, 500, -500)) == pytest.approx(2 / 3)
-
-
-def test_entropy_by_hand() -> None:
-    logits = torch.tensor([[0.0, 0, 0, 0], [math.log(3), 0, -math.inf, -math.inf]], dtype=torch.float64)
-    expected = tensor(math.log(4), -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    torch.testing.assert_close(entropy(logits), expected)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.workers.learn_rig import F64, full, random_batch, row, tensor
 from workers.contract.formulas import FORMULAS
 from workers.contract.learning import Correction
-from workers.learn.corrections import Action, Level, correction, decoupled_weight, loglinear_proximal, token_tis
+from workers.learn.corrections import Action, Level, correction, decoupled_weight, loglinear_proximal
 from workers.learn.distillation import jsd, reverse_kl_advantage
 from workers.learn.kl import Estimator, kl
 
@@ -106,7 +106,6 @@ def test_icepop_is_tis_where_it_keeps_and_its_gate_elsewhere(lo: float, hi: floa
     pop, clip, gate = (correction(new, old, signed, mask, action=action, **options) for action in ("mask", "clip", "gate"))  # type: ignore[arg-type]
     assert torch.equal(pop.kept, gate.kept)
     torch.testing.assert_close(pop.weight, clip.weight * gate.weight)
-    torch.testing.assert_close(correction(new, old, signed, mask, hi=hi).weight, token_tis(new, old, mask, hi))
 
 
 @pytest.mark.parametrize("level", get_args(Level))

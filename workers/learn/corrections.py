@@ -71,11 +71,6 @@ def correction(
     return Weighed(torch.where(kept, weight, torch.zeros_like(weight)), kept)
 
 
-def token_tis(old: Tensor, rollout: Tensor, mask: Tensor, cap: float | None) -> Tensor:
-    """(B, T) weights min(exp(old - rollout), cap): truncated importance sampling by token; 0 where masked. cap None: plain IS."""
-    return correction(old, rollout, torch.ones_like(rollout), mask, hi=cap).weight
-
-
 def decoupled_weight(proximal: Tensor, rollout: Tensor, mask: Tensor, log_ratio_clamp: float | None = MAX_LOG_RATIO) -> Tensor:
     """(B, T) exp(proximal - rollout), detached, 0 where masked: the weight of decoupled PPO, whose clip is on new over proximal.
     Hilton et al. 2022, arXiv:2110.00641; AReaL, arXiv:2505.24298."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from workers.learn.tensors import masked, row_mean, row_sum
@@ -56,9 +55,3 @@ def masked_mean(values: Tensor, mask: Tensor) -> float | None:
     """Mean over loss tokens of (B, T) values (entropies, flags); None without any: no data is not zero."""
     tokens = int(mask.sum())
     return float(masked(values.double(), mask).sum()) / tokens if tokens else None
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """(...) nats, logsumexp(z) - sum softmax(z) z over the last dimension of logits already divided by the temperature."""
-    table = logits.log_softmax(dim=-1)
-    return -torch.where(torch.isfinite(table), table.exp() * table, torch.zeros_like(table)).sum(dim=-1)
