@@ -107,8 +107,8 @@ def config_for(kind: str, folder: Path) -> RunConfig:
             "backend": {"threads": 1},
             "orchestration": {"kind": kind},
             "transport": {"kind": "restart"},
-            "interrupt": {"kind": "forward_pass"},
-            "partial": ["continue"],
+            "interrupt": {"kind": "drain"},
+            "partial": ["none"],
         }
     )
 

@@ -112,7 +112,7 @@ class OwnServer:
             self._folder = self._private = Path(tempfile.mkdtemp(prefix="hr-bus-"))
         argv = [str(program), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "600", "--save", ""]
         # Its title would be written over its environment, and with it the mark of the run.
-        argv += ["--appendonly", "no", "--daemonize", "no", "--dir", str(self._folder), "--set-proc-title", "no"]
+        argv += ["--appendonly", "no", "--daemonize", "no", "--dir", str(self._folder), "--set-proc-title", "no", "--loglevel", "warning"]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
