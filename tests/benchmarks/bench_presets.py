@@ -98,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hr-presets-") as temporary:
         folder = arguments.out or Path(temporary)
         rows = []
-        for name in arguments.presets or presets.libraries():
+        for name in arguments.presets or presets.LIBRARIES:
             rows.append(run(name, folder / name, arguments.steps, tuple(arguments.sets)))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             (folder / "rows.json").write_text(json.dumps(rows, indent=1))
