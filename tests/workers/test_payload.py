@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -9,15 +10,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from tests.workers.tiny_model import make_tiny_model
 from tests.workers.transport_rig import OneAtATime, payload, transport
 from workers import registry
 from workers.axes.payload.base import Packed, Payload
 from workers.axes.payload.delta import AT, FULL_ABOVE, MASK, NEW, Delta, packed_bits, unpacked_bits
 from workers.axes.transport.digest import digest_of
 from workers.contract.axes import PayloadKind
+from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
-from workers.records import Manifest
+from workers.records import Manifest, SampleRequest
+from workers.rollout.torch.generator import TorchGenerator
 
 ENGINE = "generator/0"
 WHOLE = [kind for kind in get_args(PayloadKind) if kind not in ("delta", "expert_shards")]  # expert_shards wants a model of experts
@@ -240,3 +245,37 @@ def test_a_delta_that_does_not_fit_is_refused(fault: str) -> None:
     assert refused.value.retryable
     whole = engine.unpack(packed.tensors, manifest_of(packed, 2))  # what was held is what it was
     assert digest_of(whole) == digest_of(weights)
+
+
+async def test_an_engine_under_deltas_samples_as_one_under_whole_weights(tmp_path: Path) -> None:
+    """The real engine on a tiny model: a full publish, two deltas, and beside it an engine that got everything at once."""
+    folder = make_tiny_model(tmp_path / "tiny")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    answers = []
+    for payload_kind in ("delta", "full"):
+        config = RunConfig.model_validate(
+            {
+                "model": {"path": str(folder), "dtype": "bfloat16"},
+                "lora": {"kind": "off"},
+                "transport": {"kind": "filesystem", "payload": payload_kind},
+                "rollout": {"threads": 1},
+            }
+        )
+        road = tmp_path / payload_kind
+        sender, trainer = transport("filesystem", "trainer", road), registry.resolve("payload", payload_kind)(payload_kind)
+        generator = TorchGenerator(config, ENGINE, transport("filesystem", ENGINE, road))
+        try:
+            for version in (1, 2, 3):
+                generation = torch.Generator().manual_seed(version)
+                scale = {name: torch.rand(tensor.shape, generator=generation) < 0.1 * (version - 1) for name, tensor in weights.items()}
+                changed = {name: torch.where(scale[name], tensor * 1.5, tensor) for name, tensor in weights.items()}
+                packed = trainer.pack(changed, version, [ENGINE])
+                assert packed.kind == ("delta" if payload_kind == "delta" and version > 1 else "full")
+                manifest = sender.send(packed.tensors, version, packed.kind, [ENGINE])
+                await generator.update(replace(manifest, base=packed.base))
+            rollout = await generator.generate(SampleRequest("a/0", "a", 0, [1, 20, 30, 40], 7, 8, 1.0))
+            answers.append((rollout.token_ids, rollout.logprobs, rollout.versions))
+        finally:
+            await generator.stop()
+            sender.close()
+    assert answers[0] == answers[1] and set(answers[0][2]) == {3}
