@@ -31,7 +31,8 @@ class Transport(Protocol):
         """Called by the trainer at each publish; returns without waiting for receivers.
 
         Each tensor is read once, in sorted order of names: a value may be gathered from other ranks when it is read.
-        `receivers` are the names of the engines that will call `receive`. The payload stays readable until the next but one publish.
+        `receivers` are the names of the engines that will call `receive`; each publish has at least one. The payload stays
+        readable until the next but one publish, except where a process group hands it on: that does so once, to all together.
         """
         ...
 
