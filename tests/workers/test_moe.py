@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.workers.tiny_model import make_tiny_model, make_tiny_moe_model
+from workers.axes.backend.tp import check_shares
 from workers.axes.lora.adapter_only import AdapterOnly
 from workers.axes.lora.merged import Merged
 from workers.axes.payload.expert_shards import ExpertShards
 from workers.contract.config import Lora
-from workers.contract.errors import ConfigError, EngineError
+from workers.contract.errors import ConfigError, EngineError, EnvironmentMissing
 from workers.records import Manifest
 from workers.rollout.torch.adapter import Adapter, build_adapter, no_adapter
 from workers.rollout.torch.cache import SlotCache
@@ -194,6 +195,12 @@ def test_experts_adapters_are_kept_apart_from_the_weights(folder: Path) -> None:
 
     exact, rounded = change(torch.float32), change(torch.bfloat16)
     assert bool(exact.any()) and float((exact - rounded).norm() / exact.norm()) < 0.05
+
+
+def test_tensor_parallelism_says_that_it_does_not_cut_experts(folder: Path) -> None:
+    with pytest.raises(EnvironmentMissing, match="Llama-like layers") as refused:
+        check_shares(load(folder), 2)
+    assert refused.value.field == "backend.kind" and "fsdp2" in str(refused.value.cure)
 
 
 def test_an_adapter_that_does_not_fit_is_refused(folder: Path) -> None:

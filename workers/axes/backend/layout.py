@@ -155,6 +155,8 @@ def build(rows: Sequence[Row], pad_id: int) -> MicroBatch:
 
 def _support(items: Sequence[Item]) -> Support | None:
     """Of the items' tokens, one after the other. A token that its own record lacks is put in: it was drawn, after all."""
+    if all(item.support is None for item in items):
+        return None
     rows: list[int] = []
     ids: list[int] = []
     number = 0
