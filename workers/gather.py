@@ -20,6 +20,11 @@ class Gather:
         self._moved = moved
         self._refuse = refuse
         self._recycle = recycle
+        self._holed = asyncio.Event()
+
+    def hole(self) -> None:
+        """Called when a place of the next batch has become one that stays empty: what is gathered may be a batch now."""
+        self._holed.set()
 
     async def batch(self) -> list[Group]:
         """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
@@ -27,18 +32,18 @@ class Gather:
         Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
         """
         parts, gathered = self.parts, self.parts.progress.batch
-        prompts = parts.config.batch.prompts
         parts.waiting_for_batch = True
         with parts.time.during(TRAINER, "wait_buffer_empty"):
-            while not gathered or len(gathered) + parts.progress.holes < prompts:
+            while not self._whole():
                 group = await self._take()
-                if group is None:
+                if group is not None:
+                    self._moved()
+                    if self._fresh(group):
+                        gathered.append(group)
+                elif not self._whole():
                     return []
-                self._moved()
-                if self._fresh(group):
-                    gathered.append(group)
         parts.waiting_for_batch = False
-        parts.progress.holes = max(0, parts.progress.holes - (prompts - len(gathered)))
+        parts.progress.holes = max(0, parts.progress.holes - (parts.config.batch.prompts - len(gathered)))
         return sorted(gathered, key=lambda group: (len(group.id), group.id))
 
     def _fresh(self, group: Group) -> bool:
@@ -64,17 +69,26 @@ class Gather:
             return True
         return False
 
+    def _whole(self) -> bool:
+        """Whether what is gathered makes a batch: every place is taken or stays empty, and at least one is taken."""
+        gathered = len(self.parts.progress.batch)
+        return gathered > 0 and gathered + self.parts.progress.holes >= self.parts.config.batch.prompts
+
     async def _take(self) -> Group | None:
-        """The next group of the buffer, None when a stop was requested first."""
-        taking = asyncio.create_task(self.parts.buffer.take())
+        """The next group of the buffer. None when a stop was requested first, or what is gathered became a batch without it."""
+        taking, holed = asyncio.create_task(self.parts.buffer.take()), asyncio.create_task(self._holed.wait())
         try:
             while not taking.done():
-                await asyncio.wait({taking}, timeout=LOOK_AROUND_S)
-                if not taking.done() and self.parts.stop_requested():
+                await asyncio.wait({taking, holed}, timeout=LOOK_AROUND_S, return_when=asyncio.FIRST_COMPLETED)
+                if not taking.done() and (self._whole() or self.parts.stop_requested()):
                     return None
+                if holed.done():
+                    self._holed.clear()
+                    holed = asyncio.create_task(self._holed.wait())
             return taking.result()
         finally:
             taking.cancel()
+            holed.cancel()
 
 
 def _samples(pieces: Sequence[Group], fates: Sequence[str], *, young: bool) -> list[Sample]:

@@ -129,6 +129,7 @@ class Pipeline:
             self.parts.samples.effects["groups_refilled"] += 1
         elif progress.holes < self.parts.config.batch.prompts - 1:  # at least one group is trained in every batch
             progress.holes += 1
+            self._gather.hole()
             self.parts.samples.effects["groups_left_out"] += 1
         return False
 
