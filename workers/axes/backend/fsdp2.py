@@ -8,6 +8,7 @@ between the two. Every rank must make the same number of passes: who has fewer m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +88,14 @@ class FullyShardedTrainer(DealingTrainer):
     def _heed(self) -> None:
         """Micro-batches of other models are no one else's concern; those of this one ask together."""
 
+    def checkpoint(self, folder: Path, restore: bool = False) -> dict[str, Any]:
+        """See the door."""
+        self._gathered.reshard()
+        return super().checkpoint(folder, restore)
+
     def _combine(self, loss: float) -> float:
+        # After a pass without a backward pass embedding and head are still gathered, and would stay as they were before the step.
+        self._gathered.reshard()
         return self._total(torch.tensor([loss], dtype=torch.float64)).item()  # gradients were summed in each backward pass
 
     def _idle(self, learn: bool) -> None:

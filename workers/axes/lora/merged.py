@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.axes.lora.adapter_only import ADAPTER, AdapterOnly
-from workers.axes.lora.base import Lazily, Whole, as_it_is, local
+from workers.axes.lora.base import Cut, Lazily, Whole, as_it_is, local
 from workers.axes.lora.masters import named
 from workers.axes.lora.targets import adapter_of, by_expert
 from workers.contract.config import Lora
@@ -29,15 +29,21 @@ class Merged(AdapterOnly):
     def __init__(self, model: Any, options: Lora, seed: int) -> None:
         self._wanted = self._survived = 0.0
         super().__init__(model, options, seed)
+        self._weights = self._base_weights()
         self._scale = options.alpha / options.rank
+
+    def lay_out(self, cut: Cut) -> None:
+        """Base weights have become pieces, too. They are looked up now: a sharding library shows the whole ones at times."""
+        super().lay_out(cut)
+        self._weights = self._base_weights()
 
     def parts(self) -> dict[str, Tensor]:
         """Base weights by their own names, adapters by PEFT's."""
-        return {**self._base_weights(), **self.working}
+        return {**self._weights, **self.working}
 
     def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
         """Each weight is merged when it is read."""
-        weights = self._base_weights()
+        weights = self._weights
         self._wanted = self._survived = 0.0
 
         def read(name: str) -> Tensor:
