@@ -14,6 +14,7 @@ from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+HELP = ("/help/axes/", "/help/losses/", "/help/presets/", "/help/add-a-kind/")
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
@@ -99,6 +100,29 @@ def test_the_form_shows_faults_at_their_field_then_the_resolved_config_then_laun
     expect(page.locator("#state-chip")).to_have_text("queued")
     expect(page.locator("[data-vital=reward]")).to_have_text("no data yet")
     expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile("no data yet"))
+
+
+def test_a_preset_fills_the_form_and_shows_what_it_is(page: Page) -> None:
+    page.goto("/runs/new/")
+    page.locator("#preset-choice").select_option("pipelinerl")
+    expect(page.locator("#preset-text h2")).to_contain_text("PipelineRL")
+    page.locator("#preset-text summary", has_text="Its own options").click()
+    expect(page.get_by_role("cell", name="preprocess.ring_buffer_size")).to_be_visible()
+    expect(page.locator("#field-buffer-kind")).to_have_value("stream")
+    note = page.locator("[data-path='buffer.kind'] [data-chosen]")
+    expect(note).to_contain_text("No backpressure")
+    page.locator("#field-buffer-kind").select_option("double")
+    expect(note).to_contain_text("Two batches")
+    page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    page.locator("[data-fill=field-loss-kl]").click()
+    expect(page.locator("#field-loss-kl")).to_have_value(re.compile('"estimator": "k3"'))
+    page.locator("#field-loss-corrections").fill('[{"hi": 0.5}]')
+    page.get_by_role("button", name="Review").click()
+    expect(page.locator("#field-loss-corrections-errors")).to_contain_text("Item 1, hi")
+    page.locator("#field-loss-corrections").fill('[{"hi": 3.0}]')
+    page.get_by_role("button", name="Review").click()
+    expect(page.locator("#resolved-config")).to_contain_text('"preset": "pipelinerl@1"')
+    expect(page.locator("#preset-text")).to_contain_text("no pause is longer than one decode step")
 
 
 def test_the_run_page_follows_its_run_and_a_reload_shows_the_same(page: Page, server: WebServer) -> None:
@@ -293,7 +317,7 @@ def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme:
     driver.started()
     driver.step(1, reward=0.4, completion="a" * 300)
     page.emulate_media(color_scheme=scheme)
-    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", f"/runs/{run}/edit/", "/account/", "/team/", "/help/axes/", "/nothing/"):
+    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", f"/runs/{run}/edit/", "/account/", "/team/", *HELP, "/nothing/"):
         page.goto(path)
         if path == f"/runs/{run}/":
             expect(page.locator("#flow")).to_contain_text("5 / 16")
@@ -319,7 +343,7 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         f"/runs/{run}/edit/",
         "/account/",
         "/team/",
-        "/help/axes/",
+        *HELP,
         "/nothing/",
     ):
         page.goto(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils.html import escape
 
 from headrace import figures
 from headrace.experiments import lifecycle
@@ -18,7 +19,8 @@ from headrace.teams.models import Role, Team, User
 from headrace.telemetry.models import LatestState
 from tests.platform_tests.conftest import PASSWORD
 from tests.platform_tests.test_forms import posted
-from workers.contract import axes, loading
+from workers.contract import axes, loading, presets
+from workers.contract.formulas import DIFFERENCES, FORMULAS
 from workers.contract.metrics import CATALOGUE
 
 LONG = "a good long password 7"
@@ -52,7 +54,20 @@ def form(**changes: Any) -> Any:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("path", ["/", "/runs/", "/runs/new/", "/runs/aaaaaaaaaaaa/", "/help/axes/", "/runs/aaaaaaaaaaaa/config.json"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/runs/",
+        "/runs/new/",
+        "/runs/aaaaaaaaaaaa/",
+        "/help/axes/",
+        "/help/losses/",
+        "/help/presets/",
+        "/help/add-a-kind/",
+        "/runs/aaaaaaaaaaaa/config.json",
+    ],
+)
 def test_pages_ask_for_login(client: Client, path: str) -> None:
     reply = client.get(path)
     assert reply.status_code == 302
@@ -240,6 +255,69 @@ def test_axes_help_explains_every_kind_metric_and_event(browser: Client) -> None
         for kind in kinds:
             assert f"<code>{kind}</code>" in page
     assert all(f"<code>{name}</code>" in page for name in CATALOGUE)
+
+
+def test_axes_help_shows_what_goes_with_what(browser: Client) -> None:
+    page = browser.get("/help/axes/").content.decode()
+    combinations = page[page.index('id="combinations"') : page.index('id="metrics"')]
+    for kind, (caches, partials) in axes.INTERRUPTS.items():
+        row = combinations[combinations.index(f'<th scope="row"><code>{kind}</code>') :].partition("</tr>")[0]
+        assert set(re.findall(r"<code>(\w+)</code>", row)) == {kind, *caches, *partials}
+    for words in axes.OPTIONS.values():
+        assert all(f"<code>{word}</code>" in page for word in words)
+
+
+def test_losses_help_has_every_formula_and_why_two_libraries_differ(browser: Client) -> None:
+    page = browser.get("/help/losses/").content.decode()
+    for entries in FORMULAS.values():
+        assert all(f"<code>{name}</code>" in page and escape(entry["formula"]) in page for name, entry in entries.items())
+    assert all(escape(row["topic"]) in page and escape(row["here"]) in page for row in DIFFERENCES)
+
+
+def test_presets_help_shows_every_preset_with_its_sources(browser: Client) -> None:
+    page = browser.get("/help/presets/").content.decode()
+    for head in presets.catalogue():
+        for row in (head, *head["variants"]):
+            assert f'id="{row["name"]}"' in page and f'href="#{row["name"]}"' in page
+            assert escape(row["signature"]) in page and all(escape(sentence) in page for sentence in row["approximates"])
+
+
+def test_the_page_on_adding_a_kind_shows_its_code(browser: Client) -> None:
+    page = browser.get("/help/add-a-kind/").content.decode()
+    assert "class DropMostly(CountOnly):" in page and "```" not in page
+    assert "<code>workers/registry.py</code>" in page
+
+
+def test_the_picker_groups_presets_and_shows_the_chosen_one(browser: Client) -> None:
+    page = browser.get("/runs/new/?preset=nemo-rl").content.decode()
+    assert page.count("<optgroup") == 3 and page.count("<option value=") > 40
+    chosen = presets.described("nemo-rl")
+    assert escape(chosen["signature"]) in page and all(escape(sentence) in page for sentence in chosen["approximates"])
+    assert all(escape(row["option"]) in page and escape(row["file"]) in page for row in chosen["provenance"])
+
+
+@pytest.mark.parametrize("name", presets.LIBRARIES)
+def test_every_preset_goes_from_the_form_to_a_queued_run(browser: Client, project: Any, team: Team, name: str) -> None:
+    query = posted(loading.resolve(None, preset=name).as_json())
+    query.update({"name": name, "idempotency_key": f"key-{name}", "preset_name": name, "action": "review"})
+    review = browser.post("/runs/new/", dict(query.lists()))
+    assert review.status_code == 200 and escape(presets.described(name)["signature"]) in review.content.decode()
+    query["action"] = "launch"
+    assert browser.post("/runs/new/", dict(query.lists())).status_code == 302
+    run = Run.unscoped.get(name=name)
+    assert loading.resolve(run.config.data) == loading.resolve(None, preset=name)
+
+
+def test_the_run_page_shows_its_design(browser: Client, project: Any) -> None:
+    pages = {}
+    for name in ("pipelinerl", "trl-sync"):
+        query = posted(loading.resolve(None, preset=name).as_json())
+        query.update({"name": name, "idempotency_key": f"key-{name}", "preset_name": name, "action": "launch"})
+        page = browser.get(browser.post("/runs/new/", dict(query.lists()))["Location"]).content.decode()
+        pages[name] = page[page.index('id="design"') : page.index('id="time-title"')]
+        assert escape(presets.described(name)["signature"]) in page
+    assert 'title="New weights are staged while decoding goes on' in pages["pipelinerl"] and ">pubsub<" in pages["pipelinerl"]
+    assert ">batch<" in pages["trl-sync"] and ">asyncio<" in pages["trl-sync"] and "under way 1 batches" in pages["trl-sync"]
 
 
 @pytest.mark.django_db

@@ -103,7 +103,7 @@ class Loss(Block):
     policy: Literal["ppo", "gspo", "cispo", "topr", "kimi", "dppo", "ipo", "sapo", "reinforce_is"] = Field(
         "ppo",
         title="Policy loss",
-        description="What is done with ratio and advantage; see the axes page for each formula and its paper.",
+        description="What is done with ratio and advantage; the losses page has each formula and its paper.",
         json_schema_extra=main(),
     )
     advantage: Literal["grpo", "dr_grpo", "rloo", "batch_std", "reinforce_pp", "reinforce_pp_baseline", "opo", "max_rl"] = Field(

@@ -50,7 +50,7 @@ _TEXTS = ("name", "title", "description", "library", "project", "date", "survey"
 _LISTS = ("provenance", "approximates")
 _REQUIRED = frozenset({*_TEXTS, *_LISTS, "version"})
 _OPTIONAL = frozenset({"variant_of", "workload"})
-# A variant says what is different; the rest it has from the preset that it varies.
+# A variant says what is different; these it has from the preset that it varies, if it does not say them itself.
 _INHERITED = frozenset({"library", "project", "survey", "approximates", "workload"})
 _SOURCE = frozenset({"option", "value", "file"})
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
@@ -61,7 +61,7 @@ class Preset:
     """What a preset says of itself.
 
     date: when the library's own files were read. survey: what the survey of March 2026 said of it. provenance: the library's
-    own options, their values and files. approximates: where the published design is only approximated, and by what, one
+    own options, their values and files; of a variant only those that differ. approximates: where the published design is only approximated, and by what, one
     sentence each. signature: what a run of it must show. variant_of: the preset of the same library that this one varies.
     """
 
@@ -140,10 +140,7 @@ def read(name: str) -> tuple[Preset, dict[str, Any]]:
         raise _broken(name, f"variant_of must name a preset that is no variant itself, not {parent!r}")
     base, below = read(parent)
     inherited = {key: value for key, value in asdict(base).items() if key in _INHERITED}
-    meta = _valid(name, {**inherited, **table})
-    own = {row["option"] for row in meta["provenance"]}
-    meta["provenance"] += [row for row in base.provenance if row["option"] not in own]
-    return Preset(**meta), merged(below, config)
+    return Preset(**_valid(name, {**inherited, **table})), merged(below, config)
 
 
 def merged(lower: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,14 @@ def _options(axis: str, path: str) -> list[dict[str, Any]]:
     """The other fields of an axis' block, with their words where they have some."""
     block = path.partition(".")[0]
     return [
-        {"path": item.path, "title": item.title, "help": item.help, "limits": item.limits, "choices": item.choices}
+        {
+            "path": item.path,
+            "title": item.title,
+            "help": item.help,
+            "limits": item.limits,
+            "choices": item.choices,
+            "explained": item.explained,
+        }
         for section in forms.sections()
         for item in (*section.main, *section.more)
         if item.path.startswith(f"{block}.") and item.path not in design.FIELDS.values() and block == axis
@@ -116,12 +123,19 @@ def losses_page(request: HttpRequest) -> HttpResponse:
     """Every word of the loss block with its formula and source, named corrections, and why two libraries give two numbers."""
     known = {item.path: item for section in forms.sections() for item in (*section.main, *section.more)}
     parts = {part.path: part for item in known.values() for part in item.parts}
+
+    def group(path: str) -> dict[str, str]:
+        if path in parts:
+            return {"title": f"{known[path.rpartition('.')[0]].title}: {parts[path].title.lower()}", "help": parts[path].help}
+        if path in known:
+            return {"title": known[path].title, "help": known[path].help}
+        return {"title": "Corrections by name", "help": "What to write into `loss.corrections`."}
+
     groups = [
         {
             "path": path,
             "anchor": path.replace(".", "-"),
-            "title": (known | parts)[path].title if path in known or path in parts else "Corrections by name",
-            "help": (known | parts)[path].help if path in known or path in parts else "What to write into `loss.corrections`.",
+            **group(path),
             "entries": [{"name": name, **entry, "written": written(entry.get("corrections", []))} for name, entry in entries.items()],
         }
         for path, entries in FORMULAS.items()
