@@ -77,7 +77,13 @@ CATALOGUE: dict[str, Metric] = _table(
     Metric("loss/grad_norm", "Gradient norm", "", "loss", "Global norm before clipping.", True),
     Metric("loss/learning_rate", "Learning rate", "", "loss", "Of the optimizer's last step."),
     Metric("loss/entropy", "Entropy", "nats", "loss", "Mean entropy of the trainer's distribution at sampling temperature.", True),
-    Metric("loss/clip_share", "Clipped tokens", "share", "loss", "Share of loss tokens whose gradient the clip removes."),
+    Metric(
+        "loss/clip_share",
+        "Clipped tokens",
+        "share",
+        "loss",
+        "Share of loss tokens whose gradient the clip removes, or whose weight it cuts.",
+    ),
     Metric(
         "loss/kl_mismatch",
         "Engine/trainer gap (k3)",
