@@ -27,6 +27,10 @@ LAST_WORDS_S = 0.2  # for answers that a process sent before it ended
 LOG_TAIL_BYTES = 4000
 
 
+class RoadBroken(EngineError):
+    """Raised by a road whose process may live and cannot be reached."""
+
+
 class Road(Protocol):
     """The way of frames between the driver and one process. `kind` names the module at its other end; see `child.ROADS`."""
 
@@ -46,7 +50,7 @@ class Road(Protocol):
 
     async def run(self, settle: Callable[[dict[str, Any]], None]) -> None:
         """Hands every result to `settle` until the road ends. Raises EOFError or ConnectionError where the process has hung up,
-        anything else where the road itself is broken."""
+        RoadBroken where nobody can be reached on it, anything else for what cannot be read."""
         ...
 
     async def close(self) -> None:
@@ -154,7 +158,9 @@ class RoleProcess:
     def _end_of(self, code: int, broken: BaseException | None = None) -> EngineError:
         how = f"ended with {_ending(code)}"
         if broken is not None:
-            how = f"sent what cannot be read, or its road is broken ({type(broken).__name__}: {broken})"
+            how = f"sent a frame that cannot be read ({type(broken).__name__}: {broken})"
+            if isinstance(broken, RoadBroken):
+                how = f"cannot be reached: {broken.message}"
         message = f"the {self.name} process {how}"
         return EngineError(message, field=self.name, value=self._tail(), cure="see its log", retryable=True)
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from workers.axes.orchestration.bus import BODY, BUS_ERRORS, GROUP, Inbox, connect
 from workers.axes.orchestration.crew import Crew
-from workers.axes.orchestration.process import STOP_PATIENCE_S, Outbox, RoleProcess, either
+from workers.axes.orchestration.process import STOP_PATIENCE_S, Outbox, RoadBroken, RoleProcess, either
 from workers.axes.orchestration.tether import command
 from workers.contract.errors import EnvironmentMissing
 
@@ -55,12 +55,18 @@ class StreamRoad:
         self._outbox.put(body)
 
     async def run(self, settle: Callable[[dict[str, Any]], None]) -> None:
-        await either(self._outbox.run(), self._receive(settle))
+        try:
+            await either(self._outbox.run(), self._receive(settle))
+        except BUS_ERRORS as error:
+            cure = "see the bus's log; resume from the last checkpoint"
+            raise RoadBroken(f"the bus is gone: {error}", field="orchestration.kind", value="pubsub", cure=cure, retryable=True) from error
 
     async def close(self) -> None:
         """The callers of what was not acknowledged have been told by now; the flow dispatches it elsewhere."""
+        once = connect(self._url, retry=False)
         with contextlib.suppress(RedisError):
-            await self._client.delete(self._work, self._results)
+            await once.delete(self._work, self._results)
+        await once.aclose()
         await self._client.aclose()
         await self._inbox.close()
 
