@@ -61,8 +61,9 @@ class Preset:
     """What a preset says of itself.
 
     date: when the library's own files were read. survey: what the survey of March 2026 said of it. provenance: the library's
-    own options, their values and files; of a variant only those that differ. approximates: where the published design is only approximated, and by what, one
-    sentence each. signature: what a run of it must show. variant_of: the preset of the same library that this one varies.
+    own options, their values and files; of a variant only those that differ. approximates: where the published design is only
+    approximated, and by what, one sentence each. signature: what a run of it must show. variant_of: the preset of the same
+    library that this one varies.
     """
 
     name: str
