@@ -123,9 +123,11 @@ def test_a_samples_bits_do_not_depend_on_its_neighbours_experts(folder: Path) ->
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_stays_near_float32(folder: Path) -> None:
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     """Packed experts and the C kernels. A choice of experts may flip, so the mean is bounded and not the largest gap."""
+    folder = make_tiny_moe_model(tmp_path, seed=2, hidden=64)
     model = engine(folder, torch.bfloat16)
+    assert not isinstance(kernels_for(model.shape, torch.bfloat16), PlainKernels)
     assert float(gap(model, no_adapter(model.shape), load(folder)).abs().mean()) < 0.1
 
 
