@@ -5,17 +5,28 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import psutil
 import pytest
 import torch
 
-from tests.workers.transport_rig import BROADCASTS, RUN, OneAtATime, OtherProcess, arrived, payload, received, transport
+from tests.workers.transport_rig import (
+    BROADCASTS,
+    ENGINE,
+    RUN,
+    OneAtATime,
+    OtherProcess,
+    arrived,
+    listening,
+    payload,
+    place,
+    received,
+    transport,
+    until,
+)
 from workers import registry
 from workers.axes.transport.base import Transport
 from workers.axes.transport.digest import digest_of
@@ -26,7 +37,6 @@ from workers.records import Manifest
 
 # cuda_ipc needs a GPU: tests/gpu. restart is taken by engines that start: tests of the orchestrations.
 KINDS = [kind for kind in get_args(TransportKind) if kind not in ("cuda_ipc", "restart")]
-ENGINE = "generator/0"
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +85,6 @@ def ends(kind: str, tmp_path: Path) -> Iterator[Callable[[str], Transport]]:
 @pytest.fixture
 def sides(ends: Callable[[str], Transport]) -> tuple[Any, Any]:
     return ends("trainer"), ends(ENGINE)
-
-
-def place(manifest: Manifest) -> Path:
-    handle = manifest.handle
-    return Path(handle["path"]) if "path" in handle else SEGMENTS / handle["segment"]
 
 
 def test_what_was_sent_arrives(sides: tuple, kind: str) -> None:
@@ -308,14 +313,3 @@ def test_close_leaves_nothing(ends: Callable[[str], Transport], kind: str, tmp_p
     with pytest.raises(EngineError) as gone:
         ends("generator/2" if kind not in BROADCASTS else ENGINE).receive(manifest)
     assert gone.value.retryable
-
-
-def listening() -> set[int]:
-    return {connection.laddr.port for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN}
-
-
-def until(true: Callable[[], bool], patience: float = 5.0) -> bool:
-    end = time.monotonic() + patience
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return true()

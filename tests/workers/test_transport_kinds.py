@@ -20,8 +20,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.workers.test_transport import ENGINE, listening, place, until
-from tests.workers.transport_rig import BROADCASTS, ROOT, RUN, OtherProcess, arrived, payload, received, transport
+from tests.workers.transport_rig import (
+    BROADCASTS,
+    ENGINE,
+    ROOT,
+    RUN,
+    OtherProcess,
+    arrived,
+    listening,
+    payload,
+    place,
+    received,
+    transport,
+    until,
+)
 from workers.axes.transport.base import Link
 from workers.axes.transport.cuda_ipc import CudaIpcTransport
 from workers.axes.transport.digest import digest_of

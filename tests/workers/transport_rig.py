@@ -6,20 +6,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from workers import registry
 from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.digest import digest_of
+from workers.axes.transport.shared_memory import SEGMENTS
 from workers.contract import config
 from workers.records import Manifest, to_wire
 
 RUN = "transporttest00"
+ENGINE = "generator/0"
 BROADCASTS = ("collective", "collective_bucketed")
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +70,22 @@ def arrived(sender: Transport, ends: Mapping[str, Transport], version: int) -> b
     return all(isinstance(got, dict) and digest_of(got) == digest_of(payload(version)) for got in outcome.values())
 
 
+def place(manifest: Manifest) -> Path:
+    handle = manifest.handle
+    return Path(handle["path"]) if "path" in handle else SEGMENTS / handle["segment"]
+
+
+def listening() -> set[int]:
+    return {connection.laddr.port for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN}
+
+
+def until(true: Callable[[], bool], patience: float = 5.0) -> bool:
+    end = time.monotonic() + patience
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
 class OneAtATime(Mapping[str, torch.Tensor]):
     """Weights that are made when they are read, as those of a sharded trainer are: who reads, in which order, and what is held."""
 
@@ -75,8 +96,6 @@ class OneAtATime(Mapping[str, torch.Tensor]):
         self.most_alive = 0
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        import weakref
-
         self.reads.append(name)
         fresh = self._values[name].clone()
         self.alive += 1
