@@ -65,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     ship.add_argument("--name", help="name of the uploaded run")
     prepare = commands.add_parser("prepare-model", help="make the built-in model ready, once")
     prepare.add_argument("--out", type=Path, help="folder for models (default: $HEADRACE_MODELS or ~/.cache/headrace/models)")
+    selftest = commands.add_parser("selftest", help="prove on this machine that carriers and transports change no bit")
+    selftest.add_argument("--json", action="store_true", help="print the checks as JSON")
     return top
 
 
@@ -163,7 +165,30 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-COMMANDS = {"run": _run, "check": _check, "presets": _presets, "resume": _resume, "ship": _ship, "prepare-model": _prepare}
+def _selftest(arguments: argparse.Namespace) -> int:
+    from workers import selftest
+
+    words = {True: "PASS", False: "FAIL", None: "NOT RUN"}
+
+    def line(check: selftest.Check) -> None:
+        say(f"{words[check.passed]:8}{check.name}: {check.detail}")
+        sys.stdout.flush()
+
+    checks = selftest.run() if arguments.json else selftest.run(line)
+    if arguments.json:
+        say(selftest.as_json(checks))
+    return ExitCode.FAILED if any(check.passed is False for check in checks) else ExitCode.OK
+
+
+COMMANDS = {
+    "run": _run,
+    "check": _check,
+    "presets": _presets,
+    "resume": _resume,
+    "ship": _ship,
+    "prepare-model": _prepare,
+    "selftest": _selftest,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
