@@ -151,6 +151,49 @@ def pool(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Trained,
     assert not list((model.parent / "scratch").glob(f"ranks-{os.getpid()}-*"))
 
 
+def test_ranks_die_with_rank_0(model: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from tests.workers.test_backends import make, pids\n"
+        "if __name__ == '__main__':\n"
+        "    trainer = make(Path(sys.argv[1]), 'ddp', 'adapter_only'); print(*pids(trainer), flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "HEADRACE_RUN_ID": "run-of-ranks", "PYTHONPATH": os.pathsep.join(sys.path)}
+    leader = subprocess.Popen([sys.executable, "-c", code, str(model)], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert leader.stdout is not None
+        peers = [int(number) for number in leader.stdout.readline().split()]
+        assert [psutil.Process(number).environ()["HEADRACE_RUN_ID"] for number in peers] == ["run-of-ranks"]
+        os.kill(peers[0], signal.SIGSTOP)  # one that cannot even hear the end of its socket
+    finally:
+        leader.kill()
+        leader.wait()
+    assert gone(peers)
+
+
+def test_a_rank_that_is_silent_ends_the_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module.Leader.__init__, "__defaults__", (1.5,))
+    trainer = make(model, "ddp", "adapter_only")
+    (peer,) = pids(trainer)
+    monkeypatch.setattr(ranks_module, "LAST_WORDS_S", 0.1)
+    os.kill(peer, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineError, match="lost one another"):
+            trainer.train(BATCHES[0])
+    finally:
+        trainer.close()
+    assert gone([peer])
+
+
+def test_a_rank_that_cannot_load_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "bin"
+    broken.mkdir()
+    (broken / "python").write_text(f"#!/bin/sh\nexport PYTHONSTARTUP=\nexec {sys.executable} -c 'raise SystemExit(9)'\n")
+    (broken / "python").chmod(0o755)
+    monkeypatch.setattr(ranks_module.sys, "executable", str(broken / "python"))
+    with pytest.raises(EngineError, match="rank 1 of the trainer ended with exit code 9"):
+        make(model, "ddp", "adapter_only")
+
+
 def test_it_trains_as_one_process_does(pool: tuple[Trained, str], alone: dict[str, Trained]) -> None:
     trained, lora = pool
     one = alone[lora]
@@ -269,49 +312,6 @@ def test_a_rank_that_dies_ends_the_pool_with_its_cause(pool: tuple[Trained, str]
         assert caught.value.field == "trainer/1" and caught.value.retryable
     assert gone([peer])
     assert time.monotonic() - started < ranks_module.PATIENCE_S / 10
-
-
-def test_ranks_die_with_rank_0(model: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from tests.workers.test_backends import make, pids\n"
-        "if __name__ == '__main__':\n"
-        "    trainer = make(Path(sys.argv[1]), 'ddp', 'adapter_only'); print(*pids(trainer), flush=True); time.sleep(60)"
-    )
-    environment = {**os.environ, "HEADRACE_RUN_ID": "run-of-ranks", "PYTHONPATH": os.pathsep.join(sys.path)}
-    leader = subprocess.Popen([sys.executable, "-c", code, str(model)], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert leader.stdout is not None
-        peers = [int(number) for number in leader.stdout.readline().split()]
-        assert [psutil.Process(number).environ()["HEADRACE_RUN_ID"] for number in peers] == ["run-of-ranks"]
-        os.kill(peers[0], signal.SIGSTOP)  # one that cannot even hear the end of its socket
-    finally:
-        leader.kill()
-        leader.wait()
-    assert gone(peers)
-
-
-def test_a_rank_that_is_silent_ends_the_pool(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module.Leader.__init__, "__defaults__", (1.5,))
-    trainer = make(model, "ddp", "adapter_only")
-    (peer,) = pids(trainer)
-    monkeypatch.setattr(ranks_module, "LAST_WORDS_S", 0.1)
-    os.kill(peer, signal.SIGSTOP)
-    try:
-        with pytest.raises(EngineError, match="lost one another"):
-            trainer.train(BATCHES[0])
-    finally:
-        trainer.close()
-    assert gone([peer])
-
-
-def test_a_rank_that_cannot_load_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "bin"
-    broken.mkdir()
-    (broken / "python").write_text(f"#!/bin/sh\nexport PYTHONSTARTUP=\nexec {sys.executable} -c 'raise SystemExit(9)'\n")
-    (broken / "python").chmod(0o755)
-    monkeypatch.setattr(ranks_module.sys, "executable", str(broken / "python"))
-    with pytest.raises(EngineError, match="rank 1 of the trainer ended with exit code 9"):
-        make(model, "ddp", "adapter_only")
 
 
 def test_a_model_that_ranks_cannot_share_is_refused(model: Path) -> None:
