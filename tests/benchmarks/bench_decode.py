@@ -22,6 +22,7 @@ import torch
 
 from workers import registry
 from workers.axes.backend.threads import cores
+from workers.axes.transport.base import Link
 from workers.contract.config import RunConfig
 from workers.records import SampleRequest
 from workers.rollout.torch.generator import TorchGenerator
@@ -68,7 +69,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, object]:
         {"model": {"path": arguments.model}, "rollout": {"max_running": arguments.slots, "threads": arguments.threads}}
     )
     with tempfile.TemporaryDirectory() as folder:
-        transport = registry.resolve("transport", "shared_memory")(RUN, Path(folder))
+        transport = registry.resolve("transport", "shared_memory")(Link(RUN, Path(folder), "generator/0", config.transport))
         begun = time.perf_counter()
         generator = TorchGenerator(config, "generator/0", transport)
         load_s = time.perf_counter() - begun
@@ -81,7 +82,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, object]:
                 while generator.counters["decode_steps"] < before["decode_steps"] + 4:
                     await asyncio.sleep(0.005)
                 if number in (0, arguments.waves):  # the adapter at first; its pause under load at last, outside the rates
-                    report = await generator.update(transport.send(tensors, number + 1, "adapter"))
+                    report = await generator.update(transport.send(tensors, number + 1, "adapter", ["generator/0"]))
                     pauses.append(report.pause_s)
                     transfers.append(report.transfer_s)
                 tokens, wall = await running, time.perf_counter() - begun

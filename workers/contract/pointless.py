@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from workers.contract import loss_rules
 from workers.contract.bounds import expected_lag
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError
@@ -63,31 +64,8 @@ def data(config: RunConfig) -> Faults:
         )
 
 
-def loss(config: RunConfig) -> Faults:
-    loss, batch, optimizer = config.loss, config.batch, config.optimizer
-    on_old = [
-        correction for correction in loss.corrections if correction.ratio == "old_over_rollout" and correction.action in ("clip", "mask")
-    ]
-    # These take their ratio to the engine's policy whatever the anchor: the gap is in it already.
-    to_rollout = loss.anchor != "old" or loss.policy in ("dppo", "ipo", "topr", "reinforce_is")
-    if to_rollout and on_old:
-        yield ConfigError(
-            "the loss already weighs by the ratio to the engine's policy: this correction counts the same gap a second time",
-            field="loss.corrections",
-            value=[correction.model_dump(mode="json") for correction in on_old],
-            cure="set loss.corrections to [], give it the action gate or drop_row, or set loss.anchor to old",
-        )
-    if loss.dual_clip is not None and loss.policy != "ppo":
-        yield ConfigError(
-            "has no effect: only ppo has a dual clip", field="loss.dual_clip", value=loss.dual_clip, cure="set loss.dual_clip to null"
-        )
-    elif loss.dual_clip is not None and loss.anchor != "rollout" and batch.minibatches * batch.epochs == 1:
-        yield ConfigError(
-            "has no effect: with one optimizer step a batch the ratio to the old log-probs is always 1",
-            field="loss.dual_clip",
-            value=loss.dual_clip,
-            cure="set loss.dual_clip to null, or batch.minibatches to 2 or more",
-        )
+def learning(config: RunConfig) -> Faults:
+    batch, optimizer = config.batch, config.optimizer
     if config.lora.kind == "off" and optimizer.learning_rate > 1e-4:
         yield ConfigError(
             "a step of this size is meant for adapters; on all weights of a model it mostly destroys",
@@ -149,13 +127,14 @@ def flow(config: RunConfig) -> Faults:
             value=config.sync.every_steps,
             cure=f"set sync.every_steps under {config.budget.steps}",
         )
-    if config.transport.kind == "shared_memory" and rollout.engines > 1 and config.orchestration.kind == "ray":
+    one_host = config.transport.kind in ("shared_memory", "collective", "collective_bucketed", "http")
+    if one_host and rollout.engines > 1 and config.orchestration.kind == "ray":
         yield ConfigError(
-            "shared memory reaches only engines on the trainer's host: the cluster must place them all there",
+            f"{config.transport.kind} reaches only engines on the trainer's host: the cluster must place them all there",
             field="transport.kind",
             value=config.transport.kind,
-            cure="set transport.kind to filesystem for a cluster of several hosts",
+            cure="set transport.kind to filesystem or object_store for a cluster of several hosts",
         )
 
 
-RULES: tuple[Callable[[RunConfig], Faults], ...] = (data, loss, flow)
+RULES: tuple[Callable[[RunConfig], Faults], ...] = (data, learning, loss_rules.pointless, flow)
