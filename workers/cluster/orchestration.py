@@ -137,6 +137,10 @@ class RoleActorProcess:
                 process.kill()
 
 
+SMALL_STORE_BYTES = 200 * 1024 * 1024  # messages only
+STORE_BYTES = 1024 * 1024 * 1024  # weights, too: three publishes of a small model
+
+
 class RayActors(Crew):
     """One actor for each engine and one for the trainer."""
 
@@ -165,7 +169,7 @@ class RayActors(Crew):
         ray.init(
             address="local",
             include_dashboard=False,
-            object_store_memory=200 * 1024 * 1024,
+            object_store_memory=STORE_BYTES if self._config.transport.kind == "object_store" else SMALL_STORE_BYTES,
             _node_ip_address="127.0.0.1",
             _temp_dir=self._own_cluster.name,
             **options,
