@@ -88,6 +88,14 @@ class Field:
         return self.path.rpartition(".")[2]
 
     @property
+    def rows(self) -> int:
+        """Height of a text area; an object of a list takes two lines of it."""
+        if self.kind != "json":
+            return 2
+        lines = str(self.value).count("\n") + 1
+        return min(14, max(4, 2 * (lines - 1) if self.listed else lines))
+
+    @property
     def explained(self) -> bool:
         """Whether its choices have sentences."""
         return any(choice.description for choice in self.choices)
