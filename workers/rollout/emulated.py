@@ -180,7 +180,7 @@ class EmulatedEngine:
             elif news is not None:
                 await self._bell.wait()
             else:
-                return False
+                return bool(self._waiting)  # some may have come while the last ones got their last token from a prefill
         return True
 
     def _announce(self, news: News) -> None:
