@@ -24,7 +24,8 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(SPECIALS)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2])
+    make: Any = PreTrainedTokenizerFast  # transformers declares no types for it
+    tokenizer: PreTrainedTokenizerFast = make(tokenizer_object=inner, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -62,6 +62,8 @@ class EmulatedEngine:
         self._held = False
         self._owed_s = 0.0  # prefill that `recompute_cache` has asked for
         self._decode_s = 0.0
+        self._decode_steps = 0
+        self._longest_s = 0.0
         self._stopping = False
         self._bell = Bell()
         self._life: asyncio.Task[None] | None = None
@@ -104,7 +106,9 @@ class EmulatedEngine:
             return await news.flipped
 
     async def status(self) -> EngineStatus:
-        return EngineStatus(self.version, self.running, self.waiting, self.slots, self.tokens, self._decode_s, 0)
+        return EngineStatus(
+            self.version, self.running, self.waiting, self.slots, self.tokens, self._decode_s, 0, self._decode_steps, self._longest_s
+        )
 
     async def stop(self) -> None:
         self._stopping = True
@@ -251,6 +255,8 @@ class EmulatedEngine:
             leap = min(leap, math.ceil((self._clock.now() - began) / step - 1e-9) if step else leap)
             await self._clock.sleep(began + leap * step - self._clock.now())
         self._decode_s += leap * step
+        self._decode_steps += leap
+        self._longest_s = max(self._longest_s, step)
         self._advance(self._running, leap)
 
     def _advance(self, sequences: list[Sequence], tokens: int) -> None:

@@ -46,8 +46,7 @@ class RestartingGenerator:
         self._updating = asyncio.Lock()
         self._running = 0
         self._waiting = 0
-        self._tokens_before = 0  # of processes that are gone: totals never fall
-        self._decode_s_before = 0.0
+        self._before: EngineStatus | None = None  # totals of the processes that are gone
         self._away: EngineStatus | None = None  # the last word of the old process, while there is none that serves
         self._lost: EngineError | None = None
 
@@ -81,7 +80,7 @@ class RestartingGenerator:
                 await self._idle.wait()
                 began = self._now()
                 self._away = await self.status()
-                self._tokens_before, self._decode_s_before = self._away.generated_tokens, self._away.decode_s
+                self._before = self._away
                 await self._place.respawn()
                 report = await self._first_weights(manifest)
                 pause_s = self._now() - began
@@ -95,7 +94,7 @@ class RestartingGenerator:
 
     async def status(self) -> EngineStatus:
         self._check()
-        tokens, decode_s, seen = self._tokens_before, self._decode_s_before, self._away
+        before, seen = self._before, self._away
         try:
             status = seen or await self._engine.status()
         except EngineError:
@@ -104,12 +103,8 @@ class RestartingGenerator:
             status = seen = self._away  # the old process ended while it was asked
         if seen is not None:
             return replace(seen, running=0, waiting=self._waiting)
-        return replace(
-            status,
-            waiting=status.waiting + self._waiting,
-            generated_tokens=status.generated_tokens + tokens,
-            decode_s=status.decode_s + decode_s,
-        )
+        status = replace(status, waiting=status.waiting + self._waiting)
+        return status if before is None else _added(status, before)
 
     async def stop(self) -> None:
         await self._engine.stop()
@@ -125,3 +120,14 @@ class RestartingGenerator:
     def _check(self) -> None:
         if self._lost is not None:
             raise copy_of(self._lost)
+
+
+def _added(status: EngineStatus, before: EngineStatus) -> EngineStatus:
+    """Totals go on over a restart."""
+    return replace(
+        status,
+        generated_tokens=status.generated_tokens + before.generated_tokens,
+        decode_s=status.decode_s + before.decode_s,
+        decode_steps=status.decode_steps + before.decode_steps,
+        longest_decode_s=max(status.longest_decode_s, before.longest_decode_s),
+    )

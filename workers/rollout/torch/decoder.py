@@ -28,6 +28,7 @@ class Counters:
     generated_tokens: int = 0
     decode_steps: int = 0
     decode_s: float = 0.0
+    longest_decode_s: float = 0.0
     prefill_tokens: int = 0
     prefill_s: float = 0.0
     recomputed_tokens: int = 0  # prefilled again under new weights, or after an abort
@@ -158,7 +159,9 @@ class Decoder:
             sequence.length += 1
         self._draw(running, hidden)
         self.counters.decode_steps += 1
-        self.counters.decode_s += time.perf_counter() - started
+        took = time.perf_counter() - started
+        self.counters.decode_s += took
+        self.counters.longest_decode_s = max(self.counters.longest_decode_s, took)
 
     def _draw(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
         """One token for each row."""

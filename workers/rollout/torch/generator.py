@@ -118,6 +118,8 @@ class TorchGenerator:
             generated_tokens=totals.generated_tokens,
             decode_s=totals.decode_s,
             rss=_resident_bytes(),
+            decode_steps=totals.decode_steps,
+            longest_decode_s=totals.longest_decode_s,
         )
 
     async def stop(self) -> None:
