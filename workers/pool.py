@@ -133,7 +133,9 @@ class Pool:
         return self._blocked
 
     async def _look_at(self, name: str) -> None:
-        engine = self.engines[name]
+        engine = self.engines.get(name)
+        if engine is None:  # lost since the round began
+            return
         try:
             status = await answered(self._until_down(name, engine.status()), STATUS_PATIENCE_S)
         except TimeoutError:
