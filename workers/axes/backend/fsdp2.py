@@ -60,7 +60,8 @@ class FullyShardedTrainer(DealingTrainer):
             sharded.set_force_sum_reduction_for_comms(True)
         self._adapters.lay_out(cut_like)
         splits = {name: split for name, part in self._adapters.parts().items() if (split := split_of(part)) is not None}
-        return Together(self._seat, self._leader, self._adapters.masters, splits)
+        bucket = int(self._config.transport.bucket_mb * 1e6)
+        return Together(self._seat, self._leader, self._adapters.masters, splits, parts=self._adapters.parts, bucket_bytes=bucket)
 
     def _pass(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = self._gathered(micro)

@@ -69,6 +69,9 @@ def obey(follower: Follower) -> None:
             if method == "piece":  # the tensor is the answer
                 trainer.send_piece(args["kind"], args["name"])
                 continue
+            if method == "pieces":
+                trainer.send_pieces(args["kind"], args["names"])
+                continue
             if method == "train":
                 trainer.train(from_wire(Batch, args["batch"]))
             elif method == "restore":

@@ -21,7 +21,7 @@ from workers.axes.backend.rank import Follower
 from workers.axes.backend.ranks import Leader, Seat
 from workers.axes.backend.single import SingleProcessTrainer
 from workers.axes.backend.spread import Spread
-from workers.axes.backend.together import send_piece, total
+from workers.axes.backend.together import send_piece, send_pieces, total
 from workers.axes.lora.base import local
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
@@ -71,6 +71,11 @@ class RankedTrainer(SingleProcessTrainer):
         """Ends the ranks that this one started."""
         if self._leader is not None:
             self._leader.close()
+
+    def send_pieces(self, kind: str, names: list[str]) -> None:
+        """Called on a rank above 0 with the tensors of which rank 0 wants this rank's pieces at once."""
+        held = self._adapters.parts() if kind == "part" else self._adapters.masters
+        send_pieces([local(held[name].detach()) for name in names])
 
     def send_piece(self, kind: str, name: str) -> None:
         """Called on a rank above 0 with each tensor of which rank 0 wants this rank's piece."""

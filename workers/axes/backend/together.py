@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from workers.axes.backend.optimizer import STATE
 from workers.axes.backend.ranks import Leader, Seat
 from workers.axes.backend.spread import Alone
+from workers.axes.lora.base import local
 
 BUCKET_BYTES = 32 * 1024 * 1024  # of what is reduced or broadcast in one operation
 BLOCKS = 32  # pieces of a tensor that is not contiguous where it arrives: the extra memory is one of them
@@ -92,12 +94,17 @@ class Together(Alone):
         masters: Mapping[str, Tensor],
         splits: Mapping[str, Split],
         owners: Mapping[str, int] | None = None,
+        parts: Callable[[], Mapping[str, Tensor]] = dict,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._seat = seat
         self._leader = leader
         self._masters = masters
         self._splits = splits
         self._owners = owners
+        self._held: dict[str, Callable[[], Mapping[str, Tensor]]] = {"part": parts, "master": lambda: masters}
+        self._bucket_bytes = bucket_bytes
+        self._ready: dict[tuple[str, str], Tensor] = {}  # gathered with an earlier one, and not asked for yet
 
     def mine(self, name: str) -> bool:
         return self._owners is None or self._owners[name] == self._seat.rank
@@ -114,6 +121,7 @@ class Together(Alone):
         return float(squares.sqrt())
 
     def stepped(self, masters: Mapping[str, Tensor]) -> None:
+        self._ready.clear()
         if self._owners is None:
             return
         for rank in range(self._seat.count):
@@ -124,6 +132,7 @@ class Together(Alone):
         return self._splits[name].shape if name in self._splits else tuple(piece.shape)
 
     def cut(self, name: str, whole: Tensor) -> Tensor:
+        self._ready.clear()
         return self._splits[name].of(whole, self._seat.rank) if name in self._splits else whole
 
     def whole(self, kind: str, name: str, piece: Tensor | None) -> Tensor:
@@ -137,11 +146,52 @@ class Together(Alone):
         assert piece is not None
         if split is None:
             return piece
+        if (kind, name) in self._ready:
+            return self._ready.pop((kind, name))
+        names = self._bucket(kind, name, piece)
+        if len(names) > 1:
+            self._gather(kind, names)
+            return self._ready.pop((kind, name))
         whole = torch.empty(split.shape, dtype=piece.dtype, device=piece.device)
         split.of(whole, 0).copy_(piece)
         for rank in range(1, self._seat.count):
             self.fetch(rank, kind, name, split.of(whole, rank))
         return whole
+
+    def _bucket(self, kind: str, name: str, piece: Tensor) -> list[str]:
+        """The tensor asked for and those that will be asked for next, as many as fit the bucket. The optimizer's state comes singly."""
+        held = self._held[kind]() if kind in self._held else {}
+        names: list[str] = []
+        size = 0
+        for following in sorted(other for other in held if other >= name and other in self._splits):
+            size += math.prod(self._splits[following].shape) * piece.itemsize
+            # Two may be open at a time, of weights and of the adapters merged into them; and while one is put together there is
+            # a second copy of a rank's share of it.
+            if held[following].dtype != piece.dtype or 2 * size * (1 + 1 / self._seat.count) > self._bucket_bytes:
+                break
+            names.append(following)
+        return names or [name]
+
+    def _gather(self, kind: str, names: list[str]) -> None:
+        """Many small tensors cost one message a rank."""
+        assert self._leader is not None
+        held = self._held[kind]()
+        wholes = {name: torch.empty(self._splits[name].shape, dtype=held[name].dtype) for name in names}
+        for name, whole in wholes.items():
+            self._splits[name].of(whole, 0).copy_(local(held[name].detach()))
+        for rank in range(1, self._seat.count):
+            targets = [self._splits[name].of(whole, rank) for name, whole in wholes.items()]
+            flat = torch.empty(sum(target.numel() for target in targets), dtype=targets[0].dtype)
+            self._leader.tell("pieces", {"kind": kind, "names": names}, rank)
+            try:
+                if flat.numel():
+                    dist.recv(flat, src=rank)
+                self._leader.done()
+            except RuntimeError as error:
+                raise self._leader.failed(error) from error
+            for target, part in zip(targets, torch.split(flat, [target.numel() for target in targets]), strict=True):
+                target.copy_(part.view(target.shape))
+        self._ready.update({(kind, name): whole for name, whole in wholes.items()})
 
     def fetch(self, rank: int, kind: str, name: str, into: Tensor) -> None:
         """Called on rank 0: asks one rank for what it has, and receives it in place."""
@@ -162,6 +212,13 @@ def send_piece(piece: Tensor) -> None:
     """Called on a rank above 0: the other end of `fetch`."""
     for block in _blocks(piece.detach()):
         dist.send(block.contiguous(), dst=0)
+
+
+def send_pieces(pieces: Sequence[Tensor]) -> None:
+    """Called on a rank above 0: what `Together` gathers in one message."""
+    flat = torch.cat([piece.detach().reshape(-1) for piece in pieces])
+    if flat.numel():
+        dist.send(flat, dst=0)
 
 
 def _blocks(tensor: Tensor) -> Iterator[Tensor]:

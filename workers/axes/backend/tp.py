@@ -35,7 +35,8 @@ class TensorParallelTrainer(RankedTrainer):
         parallelize_module(self._model, mesh, dict(_plan(self._model)))
         self._adapters.lay_out(cut_like)
         splits = {name: split for name, part in self._adapters.parts().items() if (split := split_of(part)) is not None}
-        return Together(self._seat, self._leader, self._adapters.masters, splits)
+        bucket = int(self._config.transport.bucket_mb * 1e6)
+        return Together(self._seat, self._leader, self._adapters.masters, splits, parts=self._adapters.parts, bucket_bytes=bucket)
 
     def _heed(self) -> None:
         """All stop before the same micro-batch: the one at which rank 0 has heard of it."""
