@@ -89,7 +89,7 @@ def run(tell: Callable[[Check], None] = lambda _check: None) -> list[Check]:
 
 
 async def synchronous(config: RunConfig, folder: Path) -> tuple[str, float]:
-    """Generate, score, train, publish, in turn and in one process. Returns the adapter's digest and the largest log-prob gap."""
+    """Generate, score, train, publish, in turn and in one process. Returns the digest of what learned and the largest log-prob gap."""
     folder.mkdir(parents=True)
     environment = build(config, config.model.path)
     options = config.transport.model_copy(update={"kind": "filesystem"})
@@ -119,6 +119,7 @@ async def synchronous(config: RunConfig, folder: Path) -> tuple[str, float]:
         trainer.checkpoint(folder)
     finally:
         await engine.stop()
+        trainer.close()
         trainer_end.close()
         engine_end.close()
     return _digest(folder), gap
@@ -164,7 +165,8 @@ def _unusable(orchestration: str, transport: str) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+    whole, adapter = folder / "model.safetensors", folder / "adapter_model.safetensors"
+    return hashlib.sha256((adapter if adapter.exists() else whole).read_bytes()).hexdigest()
 
 
 def as_json(checks: list[Check]) -> str:
