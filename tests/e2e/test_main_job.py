@@ -6,6 +6,7 @@ Everything is real but the size of the model: two layers of random weights learn
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,9 +85,9 @@ def page(up: Up, browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-def launch(page: Page, name: str, tiny: Path, **changes: object) -> str:
+def launch(page: Page, name: str, tiny: Path, preset: str = "demo", **changes: object) -> str:
     """Fills the form, reads the review, launches. Returns the run's id."""
-    page.goto("/runs/new/")
+    page.goto(f"/runs/new/?preset={preset}")
     page.get_by_label("Name of the run").fill(name)
     values: dict[str, object] = {**SMALL, "model.path": tiny, **{path.replace("__", "."): value for path, value in changes.items()}}
     for details in page.locator("form details").all():
@@ -156,3 +157,26 @@ def test_a_short_run_succeeds_and_a_clone_of_it_starts_from_its_numbers(page: Pa
     page.get_by_role("link", name="Clone").click()
     expect(page.locator("#field-budget-steps")).to_have_value("3")
     expect(page.locator("#field-model-path")).to_have_value(str(tiny))
+
+
+@pytest.mark.parametrize(
+    ("preset", "kinds"),
+    [
+        ("pipelinerl", {"orchestration": "pubsub", "buffer": "stream", "interrupt": "forward_pass", "lora": "merged"}),
+        ("atropos", {"orchestration": "http", "transport": "restart", "interrupt": "batch"}),
+        ("trl-sync", {"orchestration": "asyncio", "buffer": "none", "transport": "collective", "backend": "ddp"}),
+        ("torchforge", {"orchestration": "ray", "transport": "object_store", "payload": "full", "lora": "off"}),
+    ],
+)
+def test_a_librarys_style_is_launched_from_the_form_and_its_page_shows_it(
+    page: Page, tiny: Path, preset: str, kinds: dict[str, str]
+) -> None:
+    run = launch(page, f"as {preset}", tiny, preset, budget__steps=4, buffer__depth=8)
+    expect(page.locator("#state-chip")).to_have_text("succeeded", timeout=180_000)
+    for axis, kind in kinds.items():
+        expect(page.locator(f"#design [data-axis-kind={axis}]")).to_contain_text(kind)
+    expect(page.locator("#sample-check")).to_contain_text("closes")
+    wait_until(lambda: remains.gone(run), 10, "nothing of the run is left")
+    folder = os.environ.get("HEADRACE_TEST_SCREENSHOTS")
+    if folder:
+        page.screenshot(path=f"{folder}/{preset}.png", full_page=True)

@@ -59,11 +59,21 @@ def refused(config: RunConfig) -> Faults:
             )
 
 
+Row = tuple[bool, str, object, str, str]  # whether it holds, field, value, what it means, the cure
+
+
 def pointless(config: RunConfig) -> Faults:
     yield from _counted_twice(config)
+    for holds, field, value, message, cure in (*_ratios(config), *_terms(config)):
+        if holds:
+            yield ConfigError(message, field=field, value=value, cure=cure)
+
+
+def _ratios(config: RunConfig) -> tuple[Row, ...]:
+    """Clips and caps that never bite."""
     loss, batch = config.loss, config.batch
     one_step = batch.minibatches * batch.epochs == 1
-    rows: tuple[tuple[bool, str, object, str, str], ...] = (
+    return (
         (
             loss.dual_clip is not None and loss.policy != "ppo",
             "loss.dual_clip",
@@ -113,6 +123,13 @@ def pointless(config: RunConfig) -> Faults:
             "gspo compares whole sequences: by tokens, long ones weigh more",
             "set loss.aggregation to sequence_mean",
         ),
+    )
+
+
+def _terms(config: RunConfig) -> tuple[Row, ...]:
+    """KL and teacher where they do nothing, or cost more than one might think."""
+    loss = config.loss
+    return (
         (
             loss.kl is not None and loss.kl.coefficient == 0,
             "loss.kl",
@@ -149,9 +166,6 @@ def pointless(config: RunConfig) -> Faults:
             "set loss.distillation.kind to reverse_kl",
         ),
     )
-    for holds, field, value, message, cure in rows:
-        if holds:
-            yield ConfigError(message, field=field, value=value, cure=cure)
 
 
 def _counted_twice(config: RunConfig) -> Faults:
