@@ -33,6 +33,8 @@ class Gather:
         """
         parts, gathered = self.parts, self.parts.progress.batch
         parts.waiting_for_batch = True
+        # After a stop the last weights were published all the same: what a resume finds gathered may have grown too old.
+        gathered[:] = [group for group in list(gathered) if self._fresh(group)]
         with parts.time.during(TRAINER, "wait_buffer_empty"):
             while not self._whole():
                 group = await self._take()

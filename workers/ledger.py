@@ -101,7 +101,7 @@ class SampleLedger:
         self.in_flight = saved["in_flight"]
         self.dropped = Counter(saved["dropped"])
         self.lost = Counter(saved["lost_by_reason"])
-        self.effects = Counter(saved["effects"])
+        self.effects = Counter(saved.get("effects", {}))
 
 
 class TimeLedger:

@@ -63,6 +63,7 @@ class Pipeline:
             await self._room()
             prompt = self.parts.environment.source.next()
             self.parts.samples.effects["prompts_passed_over"] = self.parts.environment.source.passed_over
+            self.parts.samples.effects["prompts_let_through"] = self.parts.environment.source.let_through
             group = Group(id=self.parts.progress.next_group_id(), prompt=prompt, dispatched_version=self.parts.progress.version)
             self.parts.samples.dispatch(self.parts.config.batch.group_size)
             self._start(group)
@@ -88,7 +89,7 @@ class Pipeline:
             groups=self._groups + parts.progress.holes,
             unpublished=self._unpublished,
             units=report.units(parts, [*parts.buffer.contents(), *self._door]),
-            capacity=parts.buffer.capacity,
+            capacity=parts.buffer.capacity if parts.config.buffer.kind != "stream" else None,  # a full ring holds nothing back
             generating=self.flight.generating,
             slots=parts.pool.slots,
             swapping=self._swapping,
@@ -105,7 +106,6 @@ class Pipeline:
         for reason, samples in verdict.left.items():
             parts.samples.drop(len(samples), reason, buffered=False)
             report.left(parts, group, samples, reason)
-        parts.environment.source.observe(group.prompt, group.rewards)
         if verdict.refuse is None or (verdict.refuse == "zero_variance" and self._keeps_equal()):
             self._door.append(group)
             try:
@@ -117,6 +117,8 @@ class Pipeline:
                 self._refuse(old, "overwritten", buffered=True)
         else:
             self._refuse(group, verdict.refuse, buffered=False)
+        # Not while it waits at the door: a checkpoint names it as in flight, and a resume would see its rewards twice.
+        parts.environment.source.observe(group.prompt, group.rewards)
         self._moved.set()
 
     def _keeps_equal(self) -> bool:
@@ -138,7 +140,8 @@ class Pipeline:
         self.parts.samples.drop(len(group.samples), reason, buffered=buffered)
         report.dropped(self.parts, group, reason)
         self._groups -= 1
-        self._count_refusal(reason)
+        if reason != "overwritten" or self.parts.waiting_for_batch:  # while the trainer works, a ring may turn as often as it likes
+            self._count_refusal(reason)
 
     def _recycle(self, group: Group) -> None:
         """Generated again, in part or whole; it counts as under way all the time."""
@@ -172,7 +175,11 @@ class Pipeline:
         self._groups -= len(groups)
         self._refused.clear()
         # Until a due publish is done, the synchronous design must not dispatch at the old version.
-        self._unpublished = len(groups) if report.due(batch.step, parts.config.sync.every_steps) else 0
+        bound, every = parts.config.staleness.depth_bound, parts.config.sync.every_steps
+        if bound is not None and bound.unit == "fraction":  # it counts all that is trained until the next sync
+            self._unpublished += len(groups)
+        else:
+            self._unpublished = len(groups) if report.due(batch.step, every) else 0
         self._moved.set()
         report.step(parts, batch, result, waited, parts.clock.now() - self._stepped_at)
         self._stepped_at = parts.clock.now()
@@ -206,7 +213,7 @@ class Pipeline:
         step = self.parts.progress.step
         if self._done["publish"] < step:
             await self._publish()
-        if self._done["evaluate"] < step and self.parts.config.evaluation.at_end:
+        if self._done["evaluate"] < step and (self.parts.config.evaluation.at_end or "evaluate" in self._pending):
             await self._evaluate()
         if self._done["save"] < step:
             await self._save(last=True)

@@ -55,9 +55,14 @@ class Progress:
         """`under_way` holds id, prompt and open slots of every group that was in flight."""
         for name, value in saved.items():
             setattr(self, name, [from_wire(Group, item) for item in value] if name == "batch" else value)
-        self.unfinished = [Group(item["id"], from_wire(Prompt, item["prompt"]), self.version, slots=item["slots"]) for item in under_way]
+        self.unfinished = [
+            Group(item["id"], from_wire(Prompt, item["prompt"]), self.version, slots=item.get("slots", [])) for item in under_way
+        ]
 
 
 def open_slots(group: Group) -> list[int]:
-    """The slots of a group in flight that a resume fills again: those being filled, and those it holds already. Empty: all."""
-    return sorted({*group.slots, *(sample.rollout.index for sample in group.samples)}) if group.slots else []
+    """The slots of a group in flight that a resume fills again: those being filled, and those it holds already. Empty: all.
+
+    One that waits for room in the buffer holds only the samples that stayed; those that left it are counted and done with.
+    """
+    return sorted({*group.slots, *(sample.rollout.index for sample in group.samples)})

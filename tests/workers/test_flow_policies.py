@@ -127,6 +127,19 @@ def test_a_ring_overwrites_and_counts() -> None:
     assert parts.samples.dropped["overwritten"] > 0
 
 
+def test_a_full_ring_never_holds_generation_back_however_long_a_step_takes() -> None:
+    settings = config(buffer={"kind": "stream", "ring": 4}, staleness={"over_limit": "count_only", "max_lag": 0}, budget={"steps": 6})
+    parts = simulate(settings, lengths=lambda _: 2, train_s=4.0)
+    assert parts.progress.step == 6 and parts.samples.dropped["overwritten"] > 6 * 20 * 16
+    assert "buffer_full" not in {state["flow"]["throttle"] for state in parts.emit.of("state")}
+
+
+def test_no_extra_share_means_that_a_sync_finds_nothing_under_way() -> None:
+    bound = {"value": 0.0, "unit": "fraction"}
+    parts = simulate(config(staleness={"depth_bound": bound, "over_limit": "count_only"}, sync={"every_steps": 3}), train_s=0.5)
+    assert max(lags(parts)) == 0 and parts.progress.version == 4
+
+
 def test_a_fraction_bounds_what_is_under_way_until_the_next_sync() -> None:
     bound = {"value": 0.5, "unit": "fraction"}
     parts = simulate(config(staleness={"depth_bound": bound, "over_limit": "count_only"}, sync={"every_steps": 2}), train_s=0.5)

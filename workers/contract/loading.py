@@ -17,6 +17,9 @@ read = reading.read
 parse = reading.parse
 
 
+_SINCE_2 = {"curriculum", "replay"}  # sections that version 1 did not have
+
+
 def _from_version_1(table: dict[str, Any]) -> dict[str, Any]:
     """The importance cap became one of several corrections; a dropped group of equal rewards was always replaced."""
     loss, rewards = table.get("loss"), table.get("rewards")
@@ -28,6 +31,8 @@ def _from_version_1(table: dict[str, Any]) -> dict[str, Any]:
             loss["cap"] = cap
     if isinstance(rewards, dict) and rewards.get("zero_variance") == "drop":
         rewards["zero_variance"] = "refill"
+    if set(RunConfig.model_fields) - _SINCE_2 <= table.keys():
+        table |= {name: {} for name in _SINCE_2}  # a whole config stays one: it stands on no preset
     table["schema_version"] = 2
     return table
 

@@ -43,11 +43,15 @@ class Task(Protocol):
 class Source(Protocol):
     """Training prompts in order, for ever.
 
-    passed_over: how often a prompt's turn passed because its pass rate lay outside the curriculum's window.
+    passed_over: how often a prompt's turn passed because its pass rate lay outside the curriculum's window;
+    let_through: how many prompts outside it were asked because it left no others.
     """
 
     @property
     def passed_over(self) -> int: ...
+
+    @property
+    def let_through(self) -> int: ...
 
     def next(self) -> Prompt:
         """The next prompt. Called at each dispatch."""

@@ -113,7 +113,7 @@ class CountingSource:
 
     def __init__(self, prompt_tokens: int = 3) -> None:
         self.index = -1
-        self.passed_over = 0
+        self.passed_over = self.let_through = 0
         self._ids = [1] * prompt_tokens
 
     def next(self) -> Prompt:

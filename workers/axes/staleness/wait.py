@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from workers.axes.staleness.base import lag_of
-from workers.axes.staleness.count_only import CountOnly
+from workers.axes.staleness.recycle import Recycle
 from workers.records import Group
 
 
-class Wait(CountOnly):
-    """Nothing is thrown away and nothing grows too old: the trainer steps on at the old version meanwhile."""
+class Wait(Recycle):
+    """Nothing grows too old: the trainer steps on at the old version meanwhile.
+
+    Only the last publish of an attempt waits for nothing. What a resume then finds over the limit is generated again.
+    """
 
     def delays(self, group: Group, version: int) -> bool:
         return lag_of(group, version, self._options.lag_from) > self._options.max_lag
