@@ -41,11 +41,12 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def last_trained(out: Path) -> int:
-    """Samples trained according to the last state that the spool holds."""
+    """Samples trained according to the last state that the spool holds, those among them that resumes before this one undid."""
     trained = 0
     for event, _bad in read_spool(out / "spool"):
         if event is not None and event["kind"] == "state":
-            trained = event["data"]["samples"]["trained"]
+            samples = event["data"]["samples"]
+            trained = samples["trained"] + samples.get("lost_by_reason", {}).get("rolled_back", 0)
     return trained
 
 

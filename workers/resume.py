@@ -57,9 +57,9 @@ async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
     parts.progress.trained_before = parts.samples.trained
     parts.environment.source.restore(state["source"])
     parts.buffer.restore([from_wire(Group, item) for item in state["buffer"]])
-    trained = last_trained(folder)
-    if trained > parts.samples.trained:
-        parts.samples.roll_back(trained - parts.samples.trained)
+    undone = last_trained(folder) - parts.samples.trained - parts.samples.lost["rolled_back"]
+    if undone > 0:
+        parts.samples.roll_back(undone)
     parts.samples.check()
     # The engines hold version 0; the restored weights are published to them under the version they had.
     manifest = await parts.trainer.publish(parts.progress.version, sorted(parts.pool.engines))

@@ -14,6 +14,7 @@ from workers import resume
 from workers.clock import run_virtual
 from workers.contract import axes, loading
 from workers.contract.config import RunConfig
+from workers.emit import Emitter
 from workers.ledger import SampleLedger
 from workers.pipeline import Pipeline
 from workers.progress import Progress, open_slots
@@ -114,3 +115,30 @@ def test_a_whole_config_of_version_1_needs_no_preset() -> None:
     older = RunConfig().as_json() | {"schema_version": 1, "preset": "gone@9"}
     del older["curriculum"], older["replay"]
     assert loading.resolve(older).preset == "gone@9"
+
+
+def test_two_resumes_from_one_checkpoint_count_all_that_was_undone(tmp_path: Path) -> None:
+    """32 trained at the checkpoint; one attempt came to 48, the next to 40: 24 samples were trained in vain."""
+
+    async def main() -> list[int]:
+        settings, counts = config(), []
+        at_checkpoint = rig(settings)
+        at_checkpoint.samples.dispatch(32)
+        at_checkpoint.samples.buffer(32)
+        at_checkpoint.samples.train(32)
+        kept = Kept(at_checkpoint, {})
+        for trained_here in (16, 8, 0):
+            parts = rig(settings)
+            spool = Emitter(tmp_path / "spool")
+            await resume.restore(parts, kept, tmp_path)  # type: ignore[arg-type]
+            if trained_here:
+                parts.samples.dispatch(trained_here)
+                parts.samples.buffer(trained_here)
+                parts.samples.train(trained_here)
+            parts.samples.check()
+            counts.append(parts.samples.lost["rolled_back"])
+            spool.emit("state", {"samples": parts.samples.as_dict()})
+            assert spool.close()
+        return counts
+
+    assert run_virtual(main()) == [0, 16, 24]

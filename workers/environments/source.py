@@ -91,9 +91,7 @@ class PromptSource:
         fits = type(epoch) is int and type(position) is int and epoch >= 0 and 0 <= position <= self._size
         if self._curriculum.by_rate:
             order = state.get("order")
-            fits = (
-                fits and isinstance(order, list) and all(type(index) is int for index in order) and sorted(order) == list(range(self._size))
-            )
+            fits = fits and _is_permutation(order, self._size)
         if not fits:
             shown = {name: state.get(name) for name in ("epoch", "position")}
             raise CheckpointError("the checkpoint's data cursor is not one", field="cursor", value=shown, cure="use another checkpoint")
