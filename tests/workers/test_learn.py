@@ -68,7 +68,7 @@ def test_equal_rewards_teach_exactly_nothing(kind: str) -> None:
     assert advantage(kind, rewards, [0, 0, 0], eps=1e-4).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BY_GROUP if kind not in WHITENED and kind != "batch_std"])
+@pytest.mark.parametrize("kind", [kind for kind in BY_GROUP if kind not in WHITENED])
 def test_lonely_survivors_get_nothing_or_their_reward(kind: str) -> None:
     rewards = tensor(0, 1, 0.7, math.nan)
     valid = torch.tensor([True, True, True, False])

@@ -45,9 +45,9 @@ def batch_std(
     rewards: Tensor, groups: Tensor, valid: Tensor, lengths: Tensor, eps: float = 1e-4, singletons: Singletons = "zero"
 ) -> Tensor:
     """(R - mean of the group) / (std of the batch + eps), std unbiased over every survivor. TRL's scale_rewards="batch"."""
-    centred = dr_grpo(rewards, groups, valid, lengths, eps, singletons)
     survivors = rewards[valid]
-    return centred / (survivors.std(correction=1) + eps) if len(survivors) > 1 else centred
+    # Inside the group's formula: a raw reward is no deviation, and would be divided by `eps` alone where all rewards are equal.
+    return _by_group(rewards, groups, valid, singletons, lambda rows: _centred(rewards[rows]) / (survivors.std(correction=1) + eps))
 
 
 def opo(rewards: Tensor, groups: Tensor, valid: Tensor, lengths: Tensor, eps: float = 0.0, singletons: Singletons = "zero") -> Tensor:
