@@ -11,6 +11,7 @@ from torch import Tensor
 from workers.axes.backend.ranked import DealingTrainer
 from workers.axes.backend.spread import Spread
 from workers.axes.backend.together import Together, in_buckets, owners_of, total
+from workers.contract.errors import EnvironmentMissing
 
 
 class DataParallelTrainer(DealingTrainer):
@@ -18,6 +19,13 @@ class DataParallelTrainer(DealingTrainer):
 
     def _lay_out(self) -> Spread:
         masters = self._adapters.masters
+        if self._config.backend.sharded_optimizer and len(masters) < self._seat.count:
+            raise EnvironmentMissing(
+                f"the optimizer's state of {len(masters)} tensors cannot be dealt to more ranks than that",
+                field="backend.ranks",
+                value=self._seat.count,
+                cure=f"set it to {len(masters)} or less, or backend.sharded_optimizer to false",
+            )
         owners = owners_of(masters, self._seat.count) if self._config.backend.sharded_optimizer else None
         return Together(self._seat, self._leader, masters, {}, owners)
 
