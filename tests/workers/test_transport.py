@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,23 @@ def test_an_engine_that_never_comes(ends: Callable[[str], Transport], kind: str,
         assert digest_of(outcome) == manifest.digest
     monkeypatch.undo()
     assert arrived(sender, {ENGINE: receiver}, 2)
+
+
+def test_an_engine_that_comes_late_to_a_later_publish(ends: Callable[[str], Transport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finishes long samples first. Neither the trainer nor the other engine, whose messages have deadlines, gives it up."""
+    monkeypatch.setattr("workers.axes.transport.group.PATIENCE_S", 0.3)
+    sender, engines = ends("trainer"), {name: ends(name) for name in (ENGINE, "generator/1")}
+    assert arrived(sender, engines, 1)
+    manifest = sender.send(payload(2), 2, "full", list(engines))
+    late = engines["generator/1"].receive
+
+    def receive(manifest: Manifest) -> Any:
+        time.sleep(1.0)
+        return late(manifest)
+
+    monkeypatch.setattr(engines["generator/1"], "receive", receive)
+    outcome = received(engines, manifest)
+    assert all(isinstance(got, dict) and digest_of(got) == manifest.digest for got in outcome.values()), outcome
 
 
 def test_an_engine_that_was_started_again(ends: Callable[[str], Transport], kind: str) -> None:

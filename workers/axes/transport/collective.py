@@ -64,6 +64,7 @@ class Sending:
         self._idle = threading.Event()
         self._idle.set()
         self._failed = self._given_up = False
+        self.publishes = 0  # of this group
         self._thread = threading.Thread(target=self._run, name=f"broadcast-{path.name}", daemon=True)
         self._thread.start()
 
@@ -74,6 +75,7 @@ class Sending:
 
     def put(self, pieces: Iterator[memoryview]) -> None:
         self._idle.clear()
+        self.publishes += 1
         self._jobs.put(pieces)
 
     def end(self) -> None:
@@ -89,7 +91,10 @@ class Sending:
         try:
             self._meeting.gather(lambda: self._given_up)
             group = Group(self._meeting, 0, self.backend)
+            publish = 0
             while (pieces := self._jobs.get()) is not None:
+                publish += 1
+                self._meeting.all_at(publish, lambda: self._given_up)
                 for piece in pieces:
                     if self._given_up:
                         raise broken("the publish was given up")
@@ -128,6 +133,7 @@ class CollectiveTransport:
         sending = self._sending_to([self._link.name, *sorted(receivers)], backend)
         handle = {"group": sending.path.name, "members": sending.members, "backend": backend, **self._describe(image)}
         sending.put(self._pieces(image))
+        handle["publish"] = sending.publishes
         size, taken = self._size(image), time.perf_counter() - started
         return Manifest(version, image.contents.digest, size, payload, self.kind, handle, export_s=taken)
 
@@ -136,9 +142,10 @@ class CollectiveTransport:
         name, members = str(manifest.handle["group"]), list(manifest.handle["members"])
         if self._link.name not in members:
             raise broken(f"{self._link.name} is not among the members of the group")
-        group = self._join(name, members, str(manifest.handle["backend"]))
+        meeting, group = self._join(name, members, str(manifest.handle["backend"]))
         left = Left(self._lengths(manifest), group)
         try:
+            meeting.come_to(int(manifest.handle["publish"]), members.index(self._link.name))
             return self._take_in(left, manifest)
         finally:
             if left:  # the others must not wait for somebody who listens no more
@@ -188,9 +195,9 @@ class CollectiveTransport:
             self._sending = Sending(self._folder / f"{self._generation}-{time.time_ns():x}", members, backend)
         return self._sending
 
-    def _join(self, name: str, members: list[str], backend: str) -> Group:
+    def _join(self, name: str, members: list[str], backend: str) -> tuple[Meeting, Group]:
         if self._joined is not None and self._joined[0] == name:
-            return self._joined[2]
+            return self._joined[1:]
         self._drop()
         path = self._folder / Path(name).name
         if not path.exists():
@@ -204,7 +211,7 @@ class CollectiveTransport:
             meeting.leave()
             raise
         self._joined = (name, meeting, group)
-        return group
+        return meeting, group
 
     def _drop(self) -> None:
         if self._joined is not None:

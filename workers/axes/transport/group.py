@@ -22,7 +22,7 @@ import torch
 
 from workers.contract.errors import EngineError
 
-COMING_S = 600.0  # for every member to come: one may be finishing its requests first; who is dead is not waited for
+COMING_S = 3600.0  # for every member to come: one may be finishing long samples first; who is dead is not waited for
 PATIENCE_S = 30.0  # for those that are here to connect, and for each message beside its bytes
 SLOWEST_BYTES_A_S = 20e6
 LOOK_S = 0.005
@@ -97,6 +97,17 @@ class Meeting:
             raise broken("the group met without this process")
         self.store.set(f"here/{rank}", "")
         self._await(lambda: [] if self.begun else [0], lambda: False)
+
+    def all_at(self, publish: int, given_up: Callable[[], bool]) -> None:
+        """Called by rank 0 before the first message of each publish of the group: gloo's deadlines do not suit those who come late."""
+        awaited = range(1, self.size)
+        self._await(lambda: [rank for rank in awaited if not self.store.check([f"at/{publish}/{rank}"])], given_up)
+        self.store.set(f"{GO}/{publish}", "")
+
+    def come_to(self, publish: int, rank: int) -> None:
+        """Called by the others; returns when everybody wants this publish."""
+        self.store.set(f"at/{publish}/{rank}", "")
+        self._await(lambda: [] if self.store.check([f"{GO}/{publish}"]) else [0], lambda: False)
 
     def _await(self, missing: Callable[[], list[int]], given_up: Callable[[], bool]) -> None:
         begun = looked = time.monotonic()
