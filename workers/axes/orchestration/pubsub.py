@@ -77,7 +77,7 @@ class StreamRoad:
             await pipeline.execute()
 
     async def _receive(self, settle: Callable[[dict[str, Any]], None]) -> None:
-        renewed = 0.0
+        renewed = float("-inf")  # at once: the clock may have begun a moment ago
         while True:
             entries = await self._inbox.read()
             for _, frame in entries:
