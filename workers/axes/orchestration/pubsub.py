@@ -22,6 +22,7 @@ from workers.axes.orchestration.bus import BODY, BUS_ERRORS, GROUP, Inbox, conne
 from workers.axes.orchestration.crew import Crew
 from workers.axes.orchestration.process import STOP_PATIENCE_S, Outbox, RoadBroken, RoleProcess, either
 from workers.axes.orchestration.tether import command
+from workers.axes.orchestration.wire import MAX_FRAME
 from workers.contract.errors import EnvironmentMissing
 
 SOCKET_PATH_LIMIT = 100  # the kernel's limit is 108 on Linux and 104 on macOS
@@ -46,6 +47,7 @@ class StreamRoad:
     async def terms(self) -> dict[str, Any]:
         for stream in (self._work, self._results):
             await self._client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+            await self._client.expire(stream, STREAM_LIFE_S)  # a driver killed while it starts leaves nothing for ever
         return {"url": self._url, "work": self._work, "results": self._results}
 
     async def open(self, ready: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,6 +121,7 @@ class OwnServer:
         argv = [str(program), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "600", "--save", ""]
         # Its title would be written over its environment, and with it the mark of the run.
         argv += ["--appendonly", "no", "--daemonize", "no", "--dir", str(self._folder), "--set-proc-title", "no", "--loglevel", "warning"]
+        argv += ["--proto-max-bulk-len", str(2 * MAX_FRAME)]  # no less than what a frame may be
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
