@@ -1,7 +1,8 @@
 """Checkpoints: written aside, synced, renamed; the manifest last. Only complete, hashed checkpoints are ever seen.
 
 A checkpoint `step-000010/` holds adapter_model.safetensors and adapter_config.json (PEFT's layout) or, where every weight
-learns, model.safetensors and what transformers needs beside it; optimizer.safetensors, trainer.json (counters; the trainer draws nothing at random once it has started), driver.json (cursor, ledger, version, buffer)
+learns, model.safetensors and what transformers needs beside it; optimizer.safetensors, trainer.json (counters;
+the trainer draws nothing at random once it has started), driver.json (cursor, ledger, version, buffer)
 and MANIFEST.json (bytes and sha256 of each).
 """
 
