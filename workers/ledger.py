@@ -15,6 +15,7 @@ from workers.contract.errors import EngineError
 CAUSES = (
     "down",
     "startup",
+    "paused",
     "checkpoint",
     "sync_pause",
     "evaluation",

@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "headrace.dispatch",
     "headrace.telemetry",
     "headrace.compare",
+    "headrace.alerts",
     "headrace.api",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -94,7 +95,7 @@ SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
 DATABASES = {"default": environment.database(DATA_DIR)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "compare", "api")}
+MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "compare", "alerts", "api")}
 
 AUTH_USER_MODEL = "teams.User"
 AUTHENTICATION_BACKENDS = ["headrace.teams.backends.LimitedLogin"]

@@ -12,5 +12,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("headrace.telemetry.urls")),
     path("", include("headrace.teams.urls")),
+    path("", include("headrace.compare.urls")),
+    path("", include("headrace.alerts.urls")),
     path("", include("headrace.experiments.urls")),
 ]

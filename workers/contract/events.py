@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Kind = Literal[
     "started",
     "phase",
+    "spans",
     "metrics",
     "points",
     "state",
@@ -31,6 +32,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 DESCRIPTIONS: dict[str, str] = {
     "started": "The attempt's provenance: config digest, package versions, model and data digests, hardware, git commit, resumed_from.",
     "phase": "Start-up or shut-down progress: name, detail, done (0..1 or null).",
+    "spans": "What each lane did and when: {spans: [[lane, cause, began, ended]]}, Unix seconds; told when a stretch ends.",
     "metrics": "Values of one instant: {values: {name: number}}.",
     "points": "One series in columns: {name, t: [], step: [], value: []}.",
     "state": "Flow, buffer and both ledgers as absolute values; every second and after every step.",
@@ -75,6 +77,9 @@ class Control(BaseModel):
     cancel: bool = False
     checkpoint_now: int = 0  # grows by one with each press of the button
     stop_after_step: bool = False
+    pause: bool = False  # hold at the end of the step; false again: go on
+    steps: int | None = None  # the budget as it was extended; null: as the config says
+    wall_s: float | None = None  # the same for the time limit
 
 
 class IngestReply(BaseModel):

@@ -152,3 +152,9 @@ class Budget(Block):
     wall_s: float | None = Field(
         None, gt=0, le=31_536_000, title="Time limit", description="Wall time from start. Empty: none.", json_schema_extra=main(unit="s")
     )
+    samples: int | None = Field(
+        None, ge=1, le=10**12, title="Sample limit", description="Samples trained. Empty: none.", json_schema_extra={"unit": "samples"}
+    )
+    tokens: int | None = Field(
+        None, ge=1, le=10**15, title="Token limit", description="Completion tokens trained. Empty: none.", json_schema_extra={"unit": "tokens"}
+    )

@@ -14,11 +14,12 @@ _writing = ContextVar("headrace_lifecycle_writing", default=False)
 
 
 class RunState(models.TextChoices):
-    """queued -> launching -> running -> (stopping) -> succeeded | failed | cancelled | lost."""
+    """queued -> launching -> running (<-> paused) -> (stopping) -> succeeded | failed | cancelled | lost."""
 
     QUEUED = "queued", "Queued"
     LAUNCHING = "launching", "Launching"
     RUNNING = "running", "Running"
+    PAUSED = "paused", "Paused"
     STOPPING = "stopping", "Stopping"
     SUCCEEDED = "succeeded", "Succeeded"
     FAILED = "failed", "Failed"
@@ -53,7 +54,9 @@ RUN_MOVES: dict[str, frozenset[str]] = {
     # queued -> running: the job's first event may overtake the launcher's own note, and an upload is never launched.
     _R.QUEUED: frozenset({_R.LAUNCHING, _R.RUNNING, _R.FAILED, _R.CANCELLED}),
     _R.LAUNCHING: frozenset({_R.RUNNING, _R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
-    _R.RUNNING: frozenset({_R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
+    _R.RUNNING: frozenset({_R.PAUSED, _R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
+    # The driver says that it is paused and that it goes on; what the button asks for is in `Run.control`.
+    _R.PAUSED: frozenset({_R.RUNNING, _R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
     _R.STOPPING: frozenset({_R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
     _R.SUCCEEDED: frozenset(),
     # over -> queued is a resume: a new attempt with a higher fence.

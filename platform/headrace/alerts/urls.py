@@ -1,0 +1,7 @@
+"""Pages of alerts."""
+
+from typing import Any
+
+app_name = "alerts"
+
+urlpatterns: list[Any] = []

@@ -1,0 +1,5 @@
+"""Pages of races, under /races/."""
+
+from typing import Any
+
+urlpatterns: list[Any] = []
