@@ -2,38 +2,48 @@
 
 import django.db.models.deletion
 import django.db.models.manager
-import headrace.identifiers
 from django.conf import settings
 from django.db import migrations, models
 
+import headrace.identifiers
+
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('teams', '0001_initial'),
+        ("teams", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='SavedView',
+            name="SavedView",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('public_id', models.CharField(default=headrace.identifiers.new_public_id, editable=False, max_length=12, unique=True)),
-                ('page', models.CharField(choices=[('runs', 'Runs table'), ('compare', 'Comparison')], max_length=10)),
-                ('name', models.CharField(max_length=200)),
-                ('query', models.CharField(blank=True, default='', help_text='Query string of the page, without the question mark.', max_length=4000)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('created_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='saved_views', to='teams.team')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("public_id", models.CharField(default=headrace.identifiers.new_public_id, editable=False, max_length=12, unique=True)),
+                ("page", models.CharField(choices=[("runs", "Runs table"), ("compare", "Comparison")], max_length=10)),
+                ("name", models.CharField(max_length=200)),
+                (
+                    "query",
+                    models.CharField(
+                        blank=True, default="", help_text="Query string of the page, without the question mark.", max_length=4000
+                    ),
+                ),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name="+", to=settings.AUTH_USER_MODEL
+                    ),
+                ),
+                ("team", models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name="saved_views", to="teams.team")),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('team', 'page', 'name'), name='saved_view_name_once')],
+                "constraints": [models.UniqueConstraint(fields=("team", "page", "name"), name="saved_view_name_once")],
             },
             managers=[
-                ('unscoped', django.db.models.manager.Manager()),
+                ("unscoped", django.db.models.manager.Manager()),
             ],
         ),
     ]

@@ -5,35 +5,80 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('experiments', '0002_initial'),
-        ('teams', '0001_initial'),
+        ("experiments", "0002_initial"),
+        ("teams", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.RemoveConstraint(
-            model_name='run',
-            name='run_state_known',
+            model_name="run",
+            name="run_state_known",
         ),
         migrations.AlterField(
-            model_name='run',
-            name='state',
-            field=models.CharField(choices=[('queued', 'Queued'), ('launching', 'Launching'), ('running', 'Running'), ('paused', 'Paused'), ('stopping', 'Stopping'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled'), ('lost', 'Lost')], default='queued', editable=False, max_length=10),
+            model_name="run",
+            name="state",
+            field=models.CharField(
+                choices=[
+                    ("queued", "Queued"),
+                    ("launching", "Launching"),
+                    ("running", "Running"),
+                    ("paused", "Paused"),
+                    ("stopping", "Stopping"),
+                    ("succeeded", "Succeeded"),
+                    ("failed", "Failed"),
+                    ("cancelled", "Cancelled"),
+                    ("lost", "Lost"),
+                ],
+                default="queued",
+                editable=False,
+                max_length=10,
+            ),
         ),
         migrations.AlterField(
-            model_name='runtransition',
-            name='from_state',
-            field=models.CharField(choices=[('queued', 'Queued'), ('launching', 'Launching'), ('running', 'Running'), ('paused', 'Paused'), ('stopping', 'Stopping'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled'), ('lost', 'Lost')], max_length=10),
+            model_name="runtransition",
+            name="from_state",
+            field=models.CharField(
+                choices=[
+                    ("queued", "Queued"),
+                    ("launching", "Launching"),
+                    ("running", "Running"),
+                    ("paused", "Paused"),
+                    ("stopping", "Stopping"),
+                    ("succeeded", "Succeeded"),
+                    ("failed", "Failed"),
+                    ("cancelled", "Cancelled"),
+                    ("lost", "Lost"),
+                ],
+                max_length=10,
+            ),
         ),
         migrations.AlterField(
-            model_name='runtransition',
-            name='to_state',
-            field=models.CharField(choices=[('queued', 'Queued'), ('launching', 'Launching'), ('running', 'Running'), ('paused', 'Paused'), ('stopping', 'Stopping'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled'), ('lost', 'Lost')], max_length=10),
+            model_name="runtransition",
+            name="to_state",
+            field=models.CharField(
+                choices=[
+                    ("queued", "Queued"),
+                    ("launching", "Launching"),
+                    ("running", "Running"),
+                    ("paused", "Paused"),
+                    ("stopping", "Stopping"),
+                    ("succeeded", "Succeeded"),
+                    ("failed", "Failed"),
+                    ("cancelled", "Cancelled"),
+                    ("lost", "Lost"),
+                ],
+                max_length=10,
+            ),
         ),
         migrations.AddConstraint(
-            model_name='run',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['queued', 'launching', 'running', 'paused', 'stopping', 'succeeded', 'failed', 'cancelled', 'lost'])), name='run_state_known'),
+            model_name="run",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("state__in", ["queued", "launching", "running", "paused", "stopping", "succeeded", "failed", "cancelled", "lost"])
+                ),
+                name="run_state_known",
+            ),
         ),
     ]

@@ -156,5 +156,10 @@ class Budget(Block):
         None, ge=1, le=10**12, title="Sample limit", description="Samples trained. Empty: none.", json_schema_extra={"unit": "samples"}
     )
     tokens: int | None = Field(
-        None, ge=1, le=10**15, title="Token limit", description="Completion tokens trained. Empty: none.", json_schema_extra={"unit": "tokens"}
+        None,
+        ge=1,
+        le=10**15,
+        title="Token limit",
+        description="Completion tokens trained. Empty: none.",
+        json_schema_extra={"unit": "tokens"},
     )
