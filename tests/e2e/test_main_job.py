@@ -167,9 +167,10 @@ IN_EVERY_SUITE = ("pipelinerl", "atropos", "trl-sync", "torchforge")  # one of e
     "preset", [name if name in IN_EVERY_SUITE else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES]
 )
 def test_a_librarys_style_is_launched_from_the_form_and_its_page_shows_it(page: Page, tiny: Path, preset: str) -> None:
-    run = launch(page, f"as {preset}", tiny, preset, budget__steps=4, buffer__depth=8)
+    # Groups of 8: of fewer samples of a random model nearly all are equal, which some styles refuse to train
+    run = launch(page, f"as {preset}", tiny, preset, budget__steps=4, buffer__depth=8, batch__group_size=8)
     expect(page.locator("#state-chip")).to_have_text(re.compile("succeeded|failed"), timeout=180_000)
-    expect(page.locator("#state-chip")).to_have_text("succeeded")
+    assert page.inner_text("#state-chip") == "succeeded", page.inner_text("#failure")
     for axis, kinds in presets.described(preset)["axes"].items():
         for kind in kinds:
             expect(page.locator(f"#design [data-axis-kind={axis}]")).to_contain_text(kind)
