@@ -15,7 +15,9 @@ class Cluster(WithPublicId):
     address = models.CharField(max_length=500, help_text="Base URL of the dashboard, where the Jobs API listens.")
     token_file = models.CharField(max_length=1000, blank=True, default="", help_text="Path of the cluster token, mode 0600.")
     is_default = models.BooleanField(default=False)
-    capacity = models.JSONField(default=dict, blank=True)
+    capacity = models.JSONField(default=dict, blank=True, help_text="{cpus, gpus, memory_bytes}. What is absent is found out.")
+    price_per_device_hour = models.DecimalField(max_digits=12, decimal_places=4, null=True, blank=True, help_text="Empty: not known.")
+    currency = models.CharField(max_length=3, default="EUR", help_text="Three letters, as ISO 4217 writes it.")
     last_seen_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -31,6 +33,22 @@ class Cluster(WithPublicId):
 
     def __str__(self) -> str:
         return self.name
+
+
+class TeamQuota(models.Model):
+    """How much a team may have under way. Null: no bound."""
+
+    team = models.OneToOneField(Team, on_delete=models.CASCADE, related_name="quota")
+    most_running = models.PositiveIntegerField(null=True, blank=True)
+    most_queued = models.PositiveIntegerField(null=True, blank=True)
+    device_hours_month = models.DecimalField(max_digits=12, decimal_places=2, null=True, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    unscoped = UnscopedManager["TeamQuota"]()
+    objects = TeamScopedManager["TeamQuota"]()
+
+    def __str__(self) -> str:
+        return f"quota of {self.team_id}"
 
 
 class RetentionPolicy(models.Model):

@@ -89,6 +89,36 @@ class Config(WithPublicId):
         super().save(*args, **kwargs)
 
 
+class Sweep(WithPublicId):
+    """One config run several times: over seeds, and over a few values of a few fields. Its state follows from its runs'."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="sweeps")
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="sweeps")
+    config = models.ForeignKey(Config, on_delete=models.PROTECT, related_name="sweeps")
+    name = models.CharField(max_length=200)
+    axes = models.JSONField(default=list, help_text="What is varied: a list of {path, values}.")
+    seeds = models.JSONField(default=list)
+    idempotency_key = models.CharField(max_length=200)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    if TYPE_CHECKING:
+        team_id: int
+        project_id: int
+        config_id: int
+        runs: RelatedManager[Run]
+
+    unscoped = UnscopedManager["Sweep"]()
+    objects = TeamScopedManager["Sweep"]()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["team", "idempotency_key"], name="sweep_idempotency_once")]
+        indexes = [models.Index(fields=["team", "-created_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.public_id})"
+
+
 class Run(WithPublicId, StateGuarded):
     """One config, run once: the queue entry, its state and what became of it. Restarts are attempts."""
 
@@ -105,6 +135,7 @@ class Run(WithPublicId, StateGuarded):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="runs")
     experiment = models.ForeignKey(Experiment, on_delete=models.SET_NULL, null=True, blank=True, related_name="runs")
     config = models.ForeignKey(Config, on_delete=models.PROTECT, related_name="runs")
+    sweep = models.ForeignKey(Sweep, on_delete=models.SET_NULL, null=True, blank=True, related_name="runs")
     parent = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, blank=True, related_name="children")
     forked_from = models.ForeignKey("Artifact", on_delete=models.SET_NULL, null=True, blank=True, related_name="forks")
     name = models.CharField(max_length=200)
