@@ -115,7 +115,9 @@ def test_from_the_form_to_a_moving_chart_then_cancel_and_resume(page: Page, up: 
     before = wait_until(lambda: page.evaluate(POINTS), 30, "a first point in the reward chart")
     wait_until(lambda: page.evaluate(POINTS) > before, 30, "the chart moved without a reload")
     expect(page.locator("#sample-check")).to_contain_text("closes")
+    page.get_by_role("tab", name="Timeline").click()
     expect(page.locator("#time-check")).to_contain_text("every lane sums to")
+    page.get_by_role("tab", name="Logs").click()
     expect(page.locator("#log")).to_contain_text("starting 1 engine(s)")
     assert remains.processes(run), "driver, engine and trainer carry the run's id"
 

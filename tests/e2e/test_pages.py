@@ -72,6 +72,11 @@ def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, si
     assert problems == []
 
 
+def open_tab(page: Page, name: str) -> None:
+    """One of the run page's tabs."""
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
 def launch(page: Page, name: str) -> str:
     """Through the form, as a person does. Returns the run's id."""
     page.goto("/runs/new/")
@@ -135,16 +140,20 @@ def test_the_run_page_follows_its_run_and_a_reload_shows_the_same(page: Page, se
         driver.step(step, reward=0.2 * step, throttle="buffer_full" if step == 3 else None, completion=HOSTILE)
 
     def shown() -> None:
+        open_tab(page, "Overview")
         expect(page.locator("[data-vital=step]")).to_contain_text("3")
         expect(page.locator("[data-vital=reward]")).to_contain_text("0.60")
         expect(page.locator("#flow")).to_contain_text("5 / 16")
         expect(page.locator("#flow")).to_contain_text("48 of 64 slots busy")
         expect(page.locator("#flow-words")).to_contain_text("buffer full: generation waits")
         expect(page.locator("#sample-check")).to_contain_text("closes")
-        expect(page.locator("#time-check")).to_contain_text("every lane sums to")
         expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile(r"train, each step: 0\.6"))
         expect(page.locator("[data-chart=reward] .scatterlayer path.js-line").first).to_be_attached()
+        open_tab(page, "Timeline")
+        expect(page.locator("#time-check")).to_contain_text("every lane sums to")
+        open_tab(page, "Logs")
         expect(page.locator("#log")).to_contain_text("step 3 done")
+        open_tab(page, "Samples")
         expect(page.locator("#samples .completion").first).to_have_text(HOSTILE)
         expect(page.locator("#samples .token")).to_have_count(6)
 
@@ -152,10 +161,11 @@ def test_the_run_page_follows_its_run_and_a_reload_shows_the_same(page: Page, se
     assert page.locator("#samples img").count() == 0
     page.reload()
     shown()
+    open_tab(page, "Overview")
     page.get_by_role("button", name="time", exact=True).click()
     expect(page.locator("[data-chart=reward]")).to_contain_text("minutes since start")
-    page.get_by_role("tab", name="Provenance").click()
-    expect(page.locator("#panel-provenance")).to_contain_text("2.13.0")
+    open_tab(page, "Config")
+    expect(page.locator("#provenance")).to_contain_text("2.13.0")
 
 
 def test_a_dropped_socket_reconnects_and_fills_the_gap(page: Page, server: WebServer) -> None:
@@ -218,6 +228,7 @@ def test_an_earlier_attempt_is_chosen_for_log_and_provenance(page: Page, server:
     driver = Driver(server, run)
     driver.started()
     driver.step(1, reward=0.1)
+    open_tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text("step 1 done")
     expect(page.locator("#log-attempt")).to_be_hidden()
     driver.failed(1)
@@ -225,15 +236,15 @@ def test_an_earlier_attempt_is_chosen_for_log_and_provenance(page: Page, server:
     second = Driver(server, run, fence=2)
     second.started({"step": 1, "version": 1})
     second.step(2, reward=0.2)
+    open_tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text("step 2 done")
     page.locator("#log-attempt").select_option("1")
     expect(page.locator("#log")).to_contain_text("step 1 done")
     expect(page.locator("#log")).not_to_contain_text("step 2 done")
-    page.get_by_role("tab", name="Provenance").click()
-    expect(page.locator("#panel-provenance")).to_contain_text(f"1 ({driver.attempt})")
+    open_tab(page, "Config")
+    expect(page.locator("#provenance")).to_contain_text(f"1 ({driver.attempt})")
     page.locator("#provenance-attempt").select_option("2")
-    expect(page.locator("#log")).to_contain_text("step 2 done")
-    expect(page.locator("#panel-provenance")).to_contain_text(f"2 ({second.attempt})")
+    expect(page.locator("#provenance")).to_contain_text(f"2 ({second.attempt})")
 
 
 def test_what_is_asked_of_a_run_is_seen_and_silence_and_the_end_are_said(page: Page, server: WebServer) -> None:
@@ -292,6 +303,7 @@ def test_a_refetch_that_fails_ends_in_a_new_connection(page: Page, server: WebSe
     page.wait_for_timeout(400)
     driver.step(3, reward=0.3)
     expect(page.locator("[data-vital=step]")).to_contain_text("3", timeout=20_000)
+    open_tab(page, "Logs")
     expect(page.locator("#log")).to_contain_text("step 2 done")
     assert held and refused and len(opened) == before + 1
 
@@ -349,6 +361,7 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         page.goto(path)
         if path == f"/runs/{run}/":
             expect(page.locator("#failure")).to_be_visible()
+            open_tab(page, "Samples")
             expect(page.locator("#samples .token").first).to_be_visible()
         # The user menu lies over the page: it is opened on one that it hides nothing of.
         folds = "details" if path == "/nothing/" else "main details"

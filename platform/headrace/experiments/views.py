@@ -26,6 +26,18 @@ from headrace.telemetry.access import run_or_404
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
 
+# The run page's tabs, as the permalink `?tab=` names them.
+TABS = (
+    ("overview", "Overview"),
+    ("charts", "Charts"),
+    ("timeline", "Timeline"),
+    ("samples", "Samples"),
+    ("logs", "Logs"),
+    ("files", "Files"),
+    ("config", "Config"),
+    ("history", "History"),
+)
+
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
@@ -72,6 +84,8 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
     context = {
         "section": "runs",
         "run": run,
+        "tabs": TABS,
+        "tab": wanted if (wanted := request.GET.get("tab")) in dict(TABS) else "overview",
         "facts": facts,
         "can_control": can(request.user, "run.cancel", run),
         "can_edit": can(request.user, "run.edit", run),

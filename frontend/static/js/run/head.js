@@ -37,7 +37,8 @@ export function drawHead(store) {
   const cancel = byId("cancel-form");
   if (cancel) {
     cancel.hidden = over || run.state === "stopping";
-    byId("resume-form").hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
+    const resume = byId("resume-form");
+    if (resume) resume.hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
   }
   for (const form of document.querySelectorAll("[data-steer]")) form.hidden = !["launching", "running"].includes(run.state);
   const stop = byId("stop-button");
@@ -167,10 +168,10 @@ export function drawDetails(store) {
   const attempt = shown ? store.attempts.find((row) => row.number === shown.number) : store.attempt;
   const facts = attempt ? [["attempt", `${attempt.number} (${attempt.public_id})`], ["events stored", count(attempt.ingested_through)]] : [];
   if (store.checkpoint && !shown) facts.push(["last checkpoint", `step ${store.checkpoint.step}, v${store.checkpoint.version}: ${store.checkpoint.path}`]);
-  byId("panel-provenance").replaceChildren(
+  byId("provenance").replaceChildren(
     rows.length || facts.length ? el("dl", { class: "provenance" }, [...facts, ...rows].flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])) : el("p", { class: "none" }, "no data yet"));
   const moves = store.transitions.map((move) => el("tr", {}, el("td", {}, when(new Date(move.at))), el("td", {}, move.from, " → ", el("strong", {}, move.to)), el("td", {}, move.actor), el("td", {}, move.cause?.message || "–")));
-  byId("panel-history").replaceChildren(
+  byId("history").replaceChildren(
     moves.length ? el("div", { class: "table-wrap" }, el("table", {}, el("thead", {}, el("tr", {}, ["When", "State", "By", "Why"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, moves))) : el("p", { class: "none" }, "no data yet"));
 }
 

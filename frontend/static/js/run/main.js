@@ -5,47 +5,49 @@ import { Charts } from "./charts.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
 import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
-import { Log } from "./log.js";
-import { Samples } from "./samples.js";
+import { definePanels } from "./panels.js";
 import { Link } from "./socket.js";
 import { applyEvent, applyRun, emptyStore, heard, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
+import { registerPanel, startTabs, tellPanels } from "./tabs.js";
 
 const page = JSON.parse(byId("page-data").textContent);
 const base = `/runs/${page.run}/`;
 const store = emptyStore();
 
+Object.assign(store, { base, get, startOf: () => startOf(store) });
+
 const charts = new Charts(page.charts, store, () => startOf(store));
 const flow = new Flow(byId("flow"), store);
-const samples = new Samples(base, store);
-const log = new Log(store);
 const attempts = new Attempts(get, store, () => {
-  log.draw(true);
-  draw.details();
+  drawDetails(store);
+  tellPanels(["attempt"]);
 });
 
-const draw = {
-  head: throttled(() => drawHead(store), 250),
-  flow: throttled(() => flow.update(), 200),
-  charts: throttled(() => charts.draw(), 400),
-  ledgers: throttled(() => {
-    drawTime(store);
-    drawSamplesLedger(store);
-    drawEvaluations(store);
-  }, 500),
-  samples: throttled(() => samples.draw(), 1500),
-  log: throttled(() => log.draw(), 300),
-  details: throttled(() => {
-    attempts.draw();
-    drawDetails(store);
-  }, 1000),
-};
-const drawAll = () => Object.values(draw).forEach((request) => request());
+const drawHeadSoon = throttled(() => drawHead(store), 250);
+const drawChartsSoon = throttled(() => charts.draw(), 400);
+function drawAll() {
+  attempts.draw();
+  drawHeadSoon();
+  tellPanels(["load"]);
+}
 
-// Which parts of the page an event of a kind touches.
-const TOUCHES = {
-  state: ["head", "flow", "ledgers", "charts"], metrics: ["head", "charts", "flow"], points: ["charts"], lag: ["charts"], sync: ["flow", "head"],
-  sample: ["samples"], log: ["log"], phase: ["head"], evaluation: ["head", "charts", "ledgers"], checkpoint: ["details"], started: ["details", "head"], finished: ["head", "details", "log"],
-};
+// Which of the overview's parts an event of a kind touches.
+const CHARTED = ["state", "metrics", "points", "lag", "evaluation", "load"];
+const FLOWING = ["state", "metrics", "sync", "run", "load"];
+const COUNTED = ["state", "evaluation", "load"];
+const any = (touched, kinds) => kinds.some((kind) => touched.has(kind));
+const whole = new Set(["load"]);
+function overview(touched) {
+  if (any(touched, FLOWING)) flow.update();
+  if (any(touched, CHARTED)) drawChartsSoon();
+  if (!any(touched, COUNTED)) return;
+  drawSamplesLedger(store);
+  drawEvaluations(store);
+}
+registerPanel("overview", { open: () => overview(whole), update: (_, touched) => overview(touched) });
+registerPanel("timeline", { open: drawTime, update: drawTime });
+for (const name of ["config", "history"]) registerPanel(name, { open: drawDetails, update: drawDetails });
+definePanels({ base, store });
 
 function onEvents(events) {
   const touched = new Set();
@@ -53,9 +55,11 @@ function onEvents(events) {
   store.spoke = true;
   for (const event of events) {
     const kind = applyEvent(store, event);
-    for (const part of TOUCHES[kind] || []) touched.add(part);
+    if (kind) touched.add(kind);
   }
-  for (const part of touched) draw[part]();
+  if (!touched.size) return;
+  drawHeadSoon();
+  tellPanels(touched);
 }
 
 async function get(name) {
@@ -130,7 +134,8 @@ const link = new Link(base, `/ws/runs/${page.run}/`, {
   run: (change) => {
     applyRun(store, change);
     askAgain();
-    drawAll();
+    drawHeadSoon();
+    tellPanels(["run"]);
   },
   restart,
   status,
@@ -147,28 +152,11 @@ function bindControls() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "x" && !event.target.closest("input, textarea, select") && !event.ctrlKey && !event.metaKey) setAxis(charts.axis === "step" ? "time" : "step");
   });
-  const tabs = [...document.querySelectorAll("[role=tab]")];
-  const choose = (tab, focus) => {
-    for (const other of tabs) {
-      const chosen = other === tab;
-      other.setAttribute("aria-selected", String(chosen));
-      other.tabIndex = chosen ? 0 : -1;
-      byId(other.getAttribute("aria-controls")).hidden = !chosen;
-    }
-    if (focus) tab.focus();
-  };
-  tabs.forEach((tab, index) => {
-    tab.addEventListener("click", () => choose(tab));
-    tab.addEventListener("keydown", (event) => {
-      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (move) choose(tabs[(index + move + tabs.length) % tabs.length], true);
-    });
-  });
 }
 
+startTabs(store);
 bindControls();
-document.addEventListener("visibilitychange", () => !document.hidden && drawAll());
-setInterval(draw.head, 1000);
+setInterval(drawHeadSoon, 1000);
 setInterval(watchQuiet, 2000);
 status("waiting");
 (async function begin() {
