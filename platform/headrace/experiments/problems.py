@@ -13,3 +13,7 @@ class IdempotencyConflict(HeadraceError):
 
 class WrongState(HeadraceError):
     """The run's state does not allow this now (HTTP 409)."""
+
+
+class QuotaReached(WrongState):
+    """The team may not have more of this at once (HTTP 409); later it may."""
