@@ -46,6 +46,7 @@ LEVELS: dict[str, int] = {
             "gather",
             "admission",
             "publish",
+            "steering",
         ),
         4,
     ),

@@ -40,9 +40,11 @@ from workers.provenance import provenance
 from workers.records import Group, to_wire
 from workers.scoring.threads import ThreadScorer
 from workers.ship import AttemptFile, Shipper
+from workers.steering import Steering
 from workers.summary import summarise
 
 CANCEL_PATIENCE_S = 5.0
+FIRST_WISHES_S = 5.0  # a resumed attempt waits so long for the server's wishes
 
 
 class Driver:
@@ -68,8 +70,7 @@ class Driver:
         self._clock = WallClock()
         self._cancel = asyncio.Event()
         self._fenced = False
-        self._stop_after_step = False
-        self._saves_wished = self._saves_granted = 0
+        self.steering = Steering()
         self._last_parts: Parts | None = None
         # First of all: a resume that is refused leaves the folder as it was.
         self._restored: Checkpoint | None = None
@@ -155,6 +156,9 @@ class Driver:
         if restored:
             self.emit.phase("resume", f"restoring step {restored.step} from {restored.folder.name}")
             await resume.restore(parts, restored, self._resume_from or self.out)
+            if self._shipper is not None:  # the budget may have been extended: without it the run could be over at once
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.steering.heard.wait(), FIRST_WISHES_S)
         for lane in self.time.lanes:
             self.time.leave(lane, "startup")
         self.emit.phase("running", "the flow has started", 1.0)
@@ -188,7 +192,8 @@ class Driver:
             progress=self.progress,
             save=self._save,
             stop_requested=self._should_stop,
-            save_requested=self._should_save,
+            save_requested=self.steering.take_save,
+            steering=self.steering,
         )
 
     async def _save(self, under_way: dict[str, Group]) -> None:
@@ -260,8 +265,7 @@ class Driver:
             if control.cancel:
                 self._fenced = shipper.fenced.is_set()
                 loop.call_soon_threadsafe(self._cancel.set)
-            self._stop_after_step = self._stop_after_step or control.stop_after_step
-            self._saves_wished = max(self._saves_wished, control.checkpoint_now)
+            loop.call_soon_threadsafe(self._steer, control)
 
         shipper = Shipper(
             attempt,
@@ -286,15 +290,21 @@ class Driver:
     def _tell_of_data(self, message: str) -> None:
         self.emit.log("warning", message, "environment")
 
-    def _should_save(self) -> bool:
-        """ "Checkpoint now" was pressed since this was last asked."""
-        wished, granted = self._saves_wished, self._saves_granted
-        self._saves_granted = wished
-        return wished > granted
+    def _steer(self, control: Control) -> None:
+        told = self.steering.steps
+        self.steering.ask(control)
+        steps, schedule = self.steering.steps, self.config.optimizer.schedule
+        if steps is not None and steps != told:
+            self.emit.log("info", f"the budget is {steps} steps now; the config says {self.config.budget.steps}", "budget")
+            if steps > self.config.budget.steps and schedule != "constant":
+                self.emit.log("warning", f"the {schedule} learning rate is 0 from step {self.config.budget.steps} on", "budget")
 
     def _should_stop(self) -> bool:
-        limit = self.config.budget.wall_s
-        return self._stop_after_step or (limit is not None and self.time.as_dict()["wall_s"] >= limit)
+        """A stop was asked for, or the time limit has passed; time spent paused does not count towards it."""
+        asked = self.steering.wall_s
+        limit = asked if asked is not None else self.config.budget.wall_s
+        worked = self.time.as_dict()["wall_s"] - self.time.total(TRAINER, "paused")
+        return self.steering.stop_after_step or (limit is not None and worked >= limit)
 
 
 def first_cause(error: BaseException | None) -> BaseException | None:

@@ -9,14 +9,24 @@ from dataclasses import replace
 from workers.parts import TRAINER, Parts
 from workers.records import Group, Sample
 
-LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop
+LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop or to pause
 
 
 class Gather:
-    """moved(): room has been made in the buffer. refuse(group, reason, buffered=True) drops a group; recycle(group) dispatches it again."""
+    """moved(): room has been made in the buffer. refuse(group, reason, buffered=True) drops a group; recycle(group) dispatches it again.
+    leave(): whether a trainer that waits is to stop waiting, for the run ends or is to pause.
+    """
 
-    def __init__(self, parts: Parts, moved: Callable[[], None], refuse: Callable[..., None], recycle: Callable[[Group], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        moved: Callable[[], None],
+        refuse: Callable[..., None],
+        recycle: Callable[[Group], None],
+        leave: Callable[[], bool],
+    ) -> None:
         self.parts = parts
+        self._leave = leave
         self._moved = moved
         self._refuse = refuse
         self._recycle = recycle
@@ -29,7 +39,7 @@ class Gather:
     async def batch(self) -> list[Group]:
         """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
 
-        Empty when a stop was requested meanwhile; what was taken stays in `progress.batch`.
+        Empty when a stop or a pause was requested meanwhile; what was taken stays in `progress.batch`.
         """
         parts, gathered = self.parts, self.parts.progress.batch
         parts.waiting_for_batch = True
@@ -77,12 +87,12 @@ class Gather:
         return gathered > 0 and gathered + self.parts.progress.holes >= self.parts.config.batch.prompts
 
     async def _take(self) -> Group | None:
-        """The next group of the buffer. None when a stop was requested first, or what is gathered became a batch without it."""
+        """The next group of the buffer. None when a stop or a pause was requested first, or what is gathered became a batch without it."""
         taking, holed = asyncio.create_task(self.parts.buffer.take()), asyncio.create_task(self._holed.wait())
         try:
             while not taking.done():
                 await asyncio.wait({taking, holed}, timeout=LOOK_AROUND_S, return_when=asyncio.FIRST_COMPLETED)
-                if not taking.done() and (self._whole() or self.parts.stop_requested()):
+                if not taking.done() and (self._whole() or self._leave()):
                     return None
                 if holed.done():
                     self._holed.clear()

@@ -149,6 +149,11 @@ class TimeLedger:
         self.seconds[lane][source] -= moved
         self.seconds[lane][target] += moved
 
+    def total(self, lane: str, cause: str) -> float:
+        """Seconds of this lane charged to the cause so far."""
+        self._settle(lane)
+        return self.seconds[lane][cause]
+
     def as_dict(self) -> dict[str, Any]:
         for lane in self._since:
             self._settle(lane)

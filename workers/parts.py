@@ -19,6 +19,7 @@ from workers.progress import Progress
 from workers.rates import Rates
 from workers.records import Group
 from workers.scoring.base import Scorer
+from workers.steering import Steering
 
 TRAINER = "trainer"  # its lane in the time ledger
 
@@ -43,5 +44,7 @@ class Parts:
     save: Callable[[dict[str, Group]], Awaitable[None]]  # writes a checkpoint of this very state
     stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps, and while a batch is awaited
     save_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
+    steering: Steering = field(default_factory=Steering)
     rates: Rates = field(default_factory=Rates)
     waiting_for_batch: bool = False
+    held: bool = False  # paused: nothing is dispatched, trained or published

@@ -14,12 +14,13 @@ and tells the state. A group's own task (see `flight`) waits in `buffer.put` whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 
-from workers import admission, report
+from workers import admission, report, steering
 from workers.evaluate import evaluate
 from workers.flight import Flight
-from workers.gather import Gather
+from workers.gather import LOOK_AROUND_S, Gather
 from workers.parts import TRAINER, Parts
 from workers.publish import publish
 from workers.records import Batch, Group
@@ -35,7 +36,7 @@ class Pipeline:
         self.parts = parts
         self._moved = asyncio.Event()  # set whenever the answer of `blocked` may have changed
         self.flight = Flight(parts, self._admit, self._moved.set)
-        self._gather = Gather(parts, self._moved.set, self._refuse, self._recycle)
+        self._gather = Gather(parts, self._moved.set, self._refuse, self._recycle, lambda: self._over() or parts.steering.pause)
         self._tasks = asyncio.TaskGroup()
         self._groups = len(parts.buffer.contents()) + len(parts.progress.batch)  # from dispatch until trained or dropped
         self._door: list[Group] = []  # complete groups that wait for room in the buffer
@@ -49,7 +50,7 @@ class Pipeline:
     async def run(self) -> None:
         """Returns when the budget is spent or a stop was requested. Raises the first failure of any loop."""
         async with self._tasks as tasks:
-            loops = {tasks.create_task(self._dispatch()), tasks.create_task(report.pulse(self.parts))}
+            loops = {tasks.create_task(self._dispatch()), tasks.create_task(self._pulse())}
             await self._train()
             for task in loops:
                 task.cancel()
@@ -72,6 +73,11 @@ class Pipeline:
         self._groups += 1
         self.flight.start(self._tasks, group)
 
+    async def _pulse(self) -> None:
+        while True:
+            await report.pulse(self.parts)
+            self._moved.set()  # the budget may have been changed from outside
+
     async def _room(self) -> None:
         """Waits until one more group may be dispatched, and says meanwhile what holds it back."""
         while True:
@@ -85,7 +91,7 @@ class Pipeline:
     def _load(self) -> Load:
         parts = self.parts
         return Load(
-            steps_done=parts.progress.step,
+            groups_left=steering.groups_left(parts),
             groups=self._groups + parts.progress.holes,
             unpublished=self._unpublished,
             units=report.units(parts, [*parts.buffer.contents(), *self._door]),
@@ -94,6 +100,7 @@ class Pipeline:
             slots=parts.pool.slots,
             swapping=self._swapping,
             delayed=self._delayed(),
+            pausing=parts.held or parts.steering.pause,
         )
 
     async def _admit(self, group: Group) -> None:
@@ -156,13 +163,34 @@ class Pipeline:
     async def _train(self) -> None:
         if self.parts.config.evaluation.at_start and self.parts.progress.step == 0:
             await self._evaluate()
-        while not self._over() and (groups := await self._gather.batch()):
-            await self._step(groups)
-            await self._after_step()
+        while not self._over():
+            if self.parts.steering.pause:
+                await self._hold()
+            elif groups := await self._gather.batch():
+                await self._step(groups)
+                await self._after_step()
         await self._conclude()
 
     def _over(self) -> bool:
-        return self.parts.progress.step >= self.parts.config.budget.steps or self.parts.stop_requested()
+        return steering.spent(self.parts) or self.parts.stop_requested()
+
+    async def _hold(self) -> None:
+        """Paused: what engines have already is finished and waits; all else stands still. A checkpoint may be asked for meanwhile."""
+        parts, began = self.parts, self.parts.clock.now()
+        parts.held = True
+        parts.pool.hold(True)
+        with parts.time.during(TRAINER, "paused"):
+            report.state(parts)
+            while parts.steering.pause and not self._over():
+                await self._settle_due()
+                parts.steering.changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(parts.steering.changed.wait(), LOOK_AROUND_S)
+        parts.held = False
+        parts.pool.hold(False)
+        self._stepped_at += parts.clock.now() - began  # the pause is no part of a step
+        self._moved.set()
+        report.state(parts)
 
     async def _step(self, groups: list[Group]) -> None:
         parts, progress = self.parts, self.parts.progress
@@ -188,6 +216,13 @@ class Pipeline:
         config, step = self.parts.config, self.parts.progress.step
         every = {"publish": config.sync.every_steps, "evaluate": config.evaluation.every_steps, "save": config.checkpoint.every_steps}
         self._pending |= {name for name, steps in every.items() if report.due(step, steps)}
+        await self._settle_due()
+        self._moved.set()
+        self.parts.samples.check()
+        report.state(self.parts)
+
+    async def _settle_due(self) -> None:
+        """Publishes, evaluates and saves what is due and may be done now."""
         if self.parts.save_requested():
             self._pending.add("save")
         if self._pending and not self._delayed():
@@ -198,9 +233,6 @@ class Pipeline:
             if "save" in self._pending:
                 await self._save()
             self._pending.clear()
-        self._moved.set()
-        self.parts.samples.check()
-        report.state(self.parts, "running")
 
     def _delayed(self) -> bool:
         """Whether a publish is due and has to wait: it would push over the limit what is still to be trained."""

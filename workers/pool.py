@@ -17,7 +17,7 @@ from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, Upda
 from workers.rollout.base import Generator
 
 # "slots_full" and "enough" are no waits: the engines are busy, or what is under way suffices for the rest of the run.
-Blocked = Literal["wait_buffer_full", "wait_depth_bound", "wait_sync", "slots_full", "enough"]
+Blocked = Literal["wait_buffer_full", "wait_depth_bound", "wait_sync", "slots_full", "enough", "paused"]
 STATUS_PATIENCE_S = 30.0
 _WAITS = ("wait_buffer_full", "wait_depth_bound", "wait_sync", "enough")
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class Pool:
         self._train: Counter[str] = Counter()
         self._evaluation: Counter[str] = Counter()
         self._blocked: Blocked | None = None
+        self._held = False
 
     @property
     def slots(self) -> int:
@@ -128,6 +129,11 @@ class Pool:
             self._blocked = reason
             self._retime()
 
+    def hold(self, held: bool) -> None:
+        """Called when the run pauses and when it goes on: meanwhile every engine's time is charged to the pause."""
+        self._held = held
+        self._retime()
+
     @property
     def blocked(self) -> Blocked | None:
         return self._blocked
@@ -201,7 +207,7 @@ class Pool:
 
     def _retime(self) -> None:
         for name in self.engines:
-            causes: set[str] = set()
+            causes: set[str] = {"paused"} if self._held else set()
             if self._evaluation[name]:
                 causes.add("evaluation")
             if self._train[name]:
@@ -209,5 +215,5 @@ class Pool:
                 if self._blocked in _WAITS and self._train[name] < self._slots_each / 2:
                     causes.add("straggler_tail")
             if not causes:
-                causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync") else "idle")
+                causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync", "paused") else "idle")
             self._time.set(name, causes)

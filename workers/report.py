@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from workers.contract.errors import EngineError
 from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
+from workers.steering import steps_total
 
 if TYPE_CHECKING:
     from workers.parts import Parts
 
 SAMPLES_A_STEP = 8
 SAMPLES_A_GROUP = 2
-_THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync"}
+_THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync", "paused": "paused"}
 
 
 def due(step: int, every: int) -> bool:
@@ -181,17 +182,17 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
     parts.emit.metrics({"eval/reward_mean": mean})
 
 
-def state(parts: Parts, status: str) -> None:
+def state(parts: Parts) -> None:
     """Called every second and after every step: flow, buffer and both ledgers as absolute values."""
     pool, progress, statuses = parts.pool, parts.progress, parts.pool.statuses
     throttle = _THROTTLES.get(pool.blocked or "")
     if throttle is None and parts.waiting_for_batch:
         throttle = "buffer_empty"
     data: dict[str, Any] = {
-        "status": status,
+        "status": "paused" if parts.held else "running",
         "step": progress.step,
         "version": progress.version,
-        "steps_total": parts.config.budget.steps,
+        "steps_total": steps_total(parts),
         "flow": {
             "running": sum(engine.running for engine in statuses.values()) if statuses else None,
             "waiting": sum(engine.waiting for engine in statuses.values()) if statuses else None,
@@ -212,13 +213,12 @@ def state(parts: Parts, status: str) -> None:
 
 
 async def pulse(parts: Parts) -> None:
-    """Runs beside the flow: every second, each engine's load and the state as it is."""
-    while True:
-        await parts.pool.refresh()
-        parts.rates.update(parts.clock.now(), parts.pool.statuses.values(), parts.samples)
-        _gauges(parts)
-        state(parts, "running")
-        await parts.clock.sleep(1.0)
+    """Called again and again beside the flow: each engine's load and the state as it is, then a second's wait."""
+    await parts.pool.refresh()
+    parts.rates.update(parts.clock.now(), parts.pool.statuses.values(), parts.samples)
+    _gauges(parts)
+    state(parts)
+    await parts.clock.sleep(1.0)
 
 
 def _gauges(parts: Parts) -> None:

@@ -24,7 +24,8 @@ def summarise(config: RunConfig, progress: Progress, samples: SampleLedger, time
     times = time.as_dict()
     tenth = max(1, len(progress.rewards) // 10)
     startup = max((causes.get("startup", 0.0) for causes in times["lanes"].values()), default=0.0)
-    working = times["wall_s"] - startup
+    paused = max((causes.get("paused", 0.0) for causes in times["lanes"].values()), default=0.0)
+    working = times["wall_s"] - startup - paused
     trained_here = samples.trained - progress.trained_before
     return {
         "outcome": outcome,

@@ -13,12 +13,13 @@ from workers.pool import Blocked
 class Load:
     """What is under way.
 
-    groups: from dispatch until trained, and places of the next batch that stay empty; unpublished: groups trained, their publish
-    still to come; units: in the buffer or at its door, of `capacity`; generating: samples that engines have, of `slots`;
-    swapping: engines are between two versions and must run empty; delayed: a publish waits for groups to be trained.
+    groups: from dispatch until trained, and places of the next batch that stay empty; groups_left: that the budget has use for;
+    unpublished: groups trained, their publish still to come; units: in the buffer or at its door, of `capacity`;
+    generating: samples that engines have, of `slots`; swapping: engines are between two versions and must run empty;
+    delayed: a publish waits for groups to be trained; pausing: the run is, or is about to be, paused.
     """
 
-    steps_done: int
+    groups_left: int
     groups: int
     unpublished: int
     units: int
@@ -27,12 +28,15 @@ class Load:
     slots: int
     swapping: bool = False
     delayed: bool = False
+    pausing: bool = False
 
 
 def blocked(config: RunConfig, load: Load) -> Blocked | None:
     """Why no further group may be dispatched, None when one may."""
     prompts = config.batch.prompts
-    if load.groups >= (config.budget.steps - load.steps_done) * prompts:
+    if load.pausing:
+        return "paused"
+    if load.groups >= load.groups_left:
         return "enough"
     # While a publish waits, only what is missing for a batch is dispatched: more would make it wait for ever.
     if load.swapping or (load.delayed and load.groups >= prompts):

@@ -99,6 +99,9 @@ def test_the_cures_cure(sets: list[str]) -> None:
         (["rollout.max_running=4"], "rollout.max_running"),
         (["sync.every_steps=40", "budget.steps=40"], "sync.every_steps"),
         (["rollout.engines=2"], "transport.kind"),
+        (["budget.samples=1"], "budget.samples"),
+        (["budget.samples=1000000000"], "budget.samples"),
+        (["budget.tokens=1000000000000"], "budget.tokens"),
     ],
 )
 def test_what_is_pointless_is_said_and_not_refused(sets: list[str], field: str) -> None:

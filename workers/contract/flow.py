@@ -150,16 +150,26 @@ class Budget(Block):
 
     steps: int = Field(40, ge=1, le=10_000_000, title="Steps", description="Batches trained.", json_schema_extra=main(unit="steps"))
     wall_s: float | None = Field(
-        None, gt=0, le=31_536_000, title="Time limit", description="Wall time from start. Empty: none.", json_schema_extra=main(unit="s")
+        None,
+        gt=0,
+        le=31_536_000,
+        title="Time limit",
+        description="Wall time from start, without pauses. Empty: none.",
+        json_schema_extra=main(unit="s"),
     )
     samples: int | None = Field(
-        None, ge=1, le=10**12, title="Sample limit", description="Samples trained. Empty: none.", json_schema_extra={"unit": "samples"}
+        None,
+        ge=1,
+        le=10**12,
+        title="Sample limit",
+        description="Samples trained; the step that reaches it is the last. Empty: none.",
+        json_schema_extra={"unit": "samples"},
     )
     tokens: int | None = Field(
         None,
         ge=1,
         le=10**15,
         title="Token limit",
-        description="Completion tokens trained. Empty: none.",
+        description="Completion tokens trained; the step that reaches it is the last. Empty: none.",
         json_schema_extra={"unit": "tokens"},
     )

@@ -103,6 +103,28 @@ def learning(config: RunConfig) -> Faults:
         )
 
 
+def bounds(config: RunConfig) -> Faults:
+    """Of samples and tokens, which a run may end at before or instead of its steps."""
+    batch, budget = config.batch, config.budget
+    a_batch = batch.prompts * batch.group_size
+    longest = a_batch * config.sampling.max_new_tokens
+    for name, limit, most in (("samples", budget.samples, a_batch), ("tokens", budget.tokens, longest)):
+        if limit is not None and limit > budget.steps * most:
+            yield ConfigError(
+                f"is never reached: {budget.steps} steps train at most {budget.steps * most} {name}",
+                field=f"budget.{name}",
+                value=limit,
+                cure=f"raise budget.steps, or set budget.{name} to null",
+            )
+    if budget.samples is not None and budget.samples < a_batch:
+        yield ConfigError(
+            f"the run ends after one step all the same: a batch is {a_batch} samples, and the step that reaches the limit is finished",
+            field="budget.samples",
+            value=budget.samples,
+            cure=f"set budget.samples to a multiple of {a_batch}",
+        )
+
+
 def flow(config: RunConfig) -> Faults:
     batch, rollout = config.batch, config.rollout
     lag = expected_lag(config)
@@ -137,4 +159,4 @@ def flow(config: RunConfig) -> Faults:
         )
 
 
-RULES: tuple[Callable[[RunConfig], Faults], ...] = (data, learning, loss_rules.pointless, flow)
+RULES: tuple[Callable[[RunConfig], Faults], ...] = (data, learning, loss_rules.pointless, flow, bounds)

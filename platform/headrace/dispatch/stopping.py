@@ -70,7 +70,8 @@ def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: T
 
     Queued runs stay queued: they hold nothing, and start with the next `headrace up`. Uploads run elsewhere and are left alone.
     """
-    active = Run.unscoped.filter(state__in=[RunState.LAUNCHING, RunState.RUNNING, RunState.STOPPING]).exclude(source=Run.Source.UPLOAD)
+    with_job = (RunState.LAUNCHING, RunState.RUNNING, RunState.PAUSED, RunState.STOPPING)
+    active = Run.unscoped.filter(state__in=with_job).exclude(source=Run.Source.UPLOAD)
     runs = list(active)
     for run in runs:
         cancel_run(run, None)  # the wish rides to the driver on the next ingest reply

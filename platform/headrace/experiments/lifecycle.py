@@ -166,6 +166,18 @@ def attempt_started(attempt: Attempt, *, superseded: bool | None = None, actor: 
         _bring_up_to_date(attempt, fresh)
 
 
+def attempt_held(attempt: Attempt, held: bool, *, superseded: bool | None = None, actor: str = "driver") -> bool:
+    """The driver paused, or went on. Called by ingest when a state event says so. True: the run moved; one that is stopping stays."""
+    with transaction.atomic():
+        fresh, run = _locked(attempt)
+        before, to = (RunState.RUNNING, RunState.PAUSED) if held else (RunState.PAUSED, RunState.RUNNING)
+        moved = False
+        if run.state == before and not fresh.is_over and _leads(fresh, superseded):
+            cause = "the driver holds at the end of a step" if held else "the driver goes on"
+            moved = transition(run, to, cause=cause, actor=actor, attempt=fresh)
+    return moved
+
+
 def attempt_finished(
     attempt: Attempt,
     outcome: str,

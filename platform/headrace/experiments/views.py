@@ -91,7 +91,7 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "can_edit": can(request.user, "run.edit", run),
         "can_create": can(request.user, "run.create", run.team),
         "cancellable": run.state in RunState.active() and run.state != RunState.STOPPING,
-        "steerable": run.state in (RunState.LAUNCHING, RunState.RUNNING),
+        "steerable": run.state in (RunState.LAUNCHING, RunState.RUNNING, RunState.PAUSED),
         "resumable": run.state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) and run.source != Run.Source.UPLOAD,
         "charts": figures.charts(),
         "config_blocks": config_blocks(data),

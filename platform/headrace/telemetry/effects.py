@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.experiments import lifecycle
 from headrace.experiments.models import Artifact, Attempt
+from headrace.experiments.states import RunState
 from headrace.telemetry.codec import Columns, Event, clean_text
 from headrace.telemetry.derive import Derived, clean_json
 from headrace.telemetry.problems import IngestProblem
@@ -28,6 +29,19 @@ def apply(attempt: Attempt, new: Columns, found: Derived) -> None:
     for event, act in sorted(ends, key=lambda pair: pair[0].seq if pair[0] else 0):
         if event is not None:
             act(attempt, event)
+    _held(attempt, found)
+
+
+def _held(attempt: Attempt, found: Derived) -> None:
+    """The newest state says whether the driver is paused; the run's row is touched only where it says otherwise."""
+    state = found.latest.get("state")
+    status = state["data"].get("status") if state else None
+    # As ingest loaded it: a start in this very stretch has left "queued" or "launching" there, and a pause may follow at once.
+    before = attempt.run.state
+    if status == "paused" and before != RunState.PAUSED:
+        lifecycle.attempt_held(attempt, True)
+    elif status == "running" and before == RunState.PAUSED:
+        lifecycle.attempt_held(attempt, False)
 
 
 def _started(attempt: Attempt, event: Event) -> None:
