@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FILES = ("test_database.py", "test_services.py", "test_lifecycle.py", "test_bootstrap.py", "test_telemetry_ingest.py")
+FILES = ("test_database.py", "test_services.py", "test_lifecycle.py", "test_bootstrap.py", "test_telemetry_ingest.py", "test_query.py")
 
 
 def programs() -> Path | None:
