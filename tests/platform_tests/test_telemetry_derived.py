@@ -9,7 +9,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from headrace.experiments.models import Artifact, Run, RunTransition
-from headrace.telemetry import selectors
+from headrace.telemetry import log_lines, selectors
 from headrace.telemetry.columns import concatenate, unpack
 from headrace.telemetry.ingest import rebuild
 from headrace.telemetry.models import LatestState, LogChunk, Sample, Series, SeriesChunk
@@ -130,6 +130,6 @@ def derived_content(rig: Rig) -> dict[str, Any]:
         "levels": levels,
         "series": {row.name: (row.count, row.last_seq, row.last_step, row.last_t, row.last_value) for row in Series.unscoped.all()},
         "samples": [{key: value for key, value in row.items() if key != "id"} for row in Sample.unscoped.order_by("seq").values()],
-        "logs": [line for attempt_line in [selectors.logs(rig.attempt)] for line in attempt_line],
+        "logs": [line for attempt_line in [log_lines.before(rig.attempt, log_lines.Wanted(), None, 100)["logs"]] for line in attempt_line],
         "latest": {key: value for key, value in latest.items() if key not in ("id", "updated_at")},
     }

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Q
 from django.utils import timezone
 
 from headrace.experiments.models import Attempt, Run, RunTransition
 from headrace.experiments.states import AttemptState
-from headrace.telemetry import codec
-from headrace.telemetry.models import EventBatch, LatestState, LogChunk, Sample
-from headrace.telemetry.store import read_log_lines
+from headrace.telemetry import codec, log_lines, samples
+from headrace.telemetry.models import EventBatch, LatestState
 from workers.contract.events import MAX_BATCH_EVENTS
 
 SILENT_AFTER_S = 15.0
 SNAPSHOT_SAMPLES = 24
 SNAPSHOT_LOG_LINES = 200
-MAX_SAMPLES = 200
-MAX_LOG_LINES = 2000
-_SAMPLE_FIELDS = (
-    *("seq", "t", "step", "group", "episode", "prompt_id", "index", "outcome", "drop_reason", "finish_reason"),
-    *("reward", "advantage", "version_min", "version_max", "version_trained"),
-    *("prompt", "completion", "answer_expected", "answer_given", "token_count"),
-)
 
 
 def current_attempt(run: Run) -> Attempt | None:
@@ -108,8 +99,8 @@ def snapshot(run: Run) -> dict[str, Any]:
         "checkpoint": _flat(latest.checkpoint) if latest else None,
         "finished": _flat(latest.finished) if latest else None,
         "evaluations": [_flat(row) for row in _evaluations(run)],
-        "samples": samples(run, limit=SNAPSHOT_SAMPLES),
-        "logs": logs(attempt, limit=SNAPSHOT_LOG_LINES) if attempt else [],
+        "samples": samples.newest(run, SNAPSHOT_SAMPLES),
+        "logs": log_lines.before(attempt, log_lines.Wanted(), None, SNAPSHOT_LOG_LINES)["logs"] if attempt else [],
         "transitions": [
             {"from": row.from_state, "to": row.to_state, "at": row.at.isoformat(), "actor": row.actor, "cause": row.cause}
             for row in transitions
@@ -119,7 +110,7 @@ def snapshot(run: Run) -> dict[str, Any]:
 
 
 def events(attempt: Attempt, after: int, limit: int) -> list[dict[str, Any]]:
-    """Stored events after seq `after`, oldest first; a sample's token columns are left to `sample_event`."""
+    """Stored events after seq `after`, oldest first; a sample's token columns are left to `samples.detail`."""
     limit = max(1, min(limit, MAX_BATCH_EVENTS))
     found: list[dict[str, Any]] = []
     stored = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, last_seq__gt=after).order_by("first_seq")
@@ -132,45 +123,6 @@ def events(attempt: Attempt, after: int, limit: int) -> list[dict[str, Any]]:
                 if len(found) == limit:
                     return found
     return found
-
-
-def sample_event(attempt: Attempt, seq: int) -> dict[str, Any] | None:
-    """The whole event of one sample, tokens and log-probs included; None where seq is no stored sample."""
-    batch = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, first_seq__lte=seq, last_seq__gte=seq).first()
-    if batch is None:
-        return None
-    event = next(codec.unpack(batch.body, batch.first_seq, batch.codec).between(seq, seq).events())
-    return event.as_dict() if event.kind == "sample" else None
-
-
-def samples(run: Run, *, step: int | None = None, outcome: str = "", text: str = "", limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
-    """The newest samples of the run that fit, newest first."""
-    rows = Sample.objects.for_team(run.team_id).filter(attempt__run=run)
-    if step is not None:
-        rows = rows.filter(step=step)
-    if outcome:
-        rows = rows.filter(outcome=outcome)
-    if text:
-        rows = rows.filter(Q(prompt__icontains=text) | Q(completion__icontains=text) | Q(answer_given__icontains=text))
-    newest = rows.select_related("attempt").order_by("-attempt__number", "-seq")[: min(limit, MAX_SAMPLES)]
-    return [{"attempt": row.attempt.number, **{name: getattr(row, name) for name in _SAMPLE_FIELDS}} for row in newest]
-
-
-def logs(attempt: Attempt, *, after: int | None = None, limit: int = MAX_LOG_LINES) -> list[dict[str, Any]]:
-    """Log lines, oldest first: the first `limit` after seq `after`, or without it the last `limit`."""
-    chunks = LogChunk.objects.for_team(attempt.team_id).filter(attempt=attempt)
-    chunks = chunks.order_by("-first_seq") if after is None else chunks.filter(last_seq__gt=after).order_by("first_seq")
-    lines: list[dict[str, Any]] = []
-    for chunk in chunks.iterator(chunk_size=8):
-        fresh = [
-            {"seq": line.seq, "t": line.t, "step": line.step, "level": line.level, "message": line.message, "source": line.source}
-            for line in read_log_lines(chunk.body)
-            if after is None or line.seq > after
-        ]
-        lines = [*fresh, *lines] if after is None else [*lines, *fresh]
-        if len(lines) >= limit:
-            break
-    return lines[-limit:] if after is None else lines[:limit]
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:

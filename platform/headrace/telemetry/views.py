@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
@@ -14,15 +13,10 @@ from django.views.decorators.http import require_GET
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry import selectors, series
 from headrace.telemetry.access import run_or_404
-from headrace.telemetry.derive import OUTCOMES, check_name
+from headrace.telemetry.derive import check_name
+from headrace.telemetry.queries import BIGINT, BadQuery, integer, number
 from workers.contract.errors import HeadraceError
 from workers.contract.events import MAX_BATCH_EVENTS
-
-_BIGINT = 2**63 - 1
-
-
-class BadQuery(HeadraceError):
-    """A query parameter that cannot be used."""
 
 
 def json_of_run(view: Callable[..., dict[str, Any]]) -> Callable[..., HttpResponse]:
@@ -66,8 +60,8 @@ def series_columns(request: HttpRequest, run: Run) -> dict[str, Any]:
     x = request.GET.get("x", "step")
     if x not in ("step", "time"):
         raise BadQuery("not an axis", field="x", value=x, cure="step or time")
-    buckets = _integer(request, "buckets", 500, 2, series.MAX_BUCKETS)
-    lo, hi = _number(request, "from"), _number(request, "to")
+    buckets = integer(request, "buckets", 500, 2, series.MAX_BUCKETS)
+    lo, hi = number(request, "from"), number(request, "to")
     columns = series.read(run, wanted, x="step" if x == "step" else "time", lo=lo, hi=hi, buckets=buckets)
     return {"series": columns, "through_seq": through, "attempt": attempt.number if attempt else None}
 
@@ -75,9 +69,9 @@ def series_columns(request: HttpRequest, run: Run) -> dict[str, Any]:
 @json_of_run
 def events(request: HttpRequest, run: Run) -> dict[str, Any]:
     """?attempt=n&after=seq&limit=2000: what a page missed."""
-    attempt = _attempt(request, run)
-    limit = _integer(request, "limit", MAX_BATCH_EVENTS, 1, MAX_BATCH_EVENTS)
-    after = _integer(request, "after", 0, 0, _BIGINT)
+    attempt = chosen_attempt(request, run)
+    limit = integer(request, "limit", MAX_BATCH_EVENTS, 1, MAX_BATCH_EVENTS)
+    after = integer(request, "after", 0, 0, BIGINT)
     return {
         "attempt": attempt.number,
         "through_seq": attempt.ingested_through,
@@ -88,69 +82,15 @@ def events(request: HttpRequest, run: Run) -> dict[str, Any]:
 @json_of_run
 def lag(request: HttpRequest, run: Run) -> dict[str, Any]:
     """Tokens trained at each lag, over steps."""
-    return series.lag_histogram(run, _integer(request, "buckets", 500, 2, series.MAX_BUCKETS))
+    return series.lag_histogram(run, integer(request, "buckets", 500, 2, series.MAX_BUCKETS))
 
 
-@json_of_run
-def samples(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """?step=&outcome=&q=&limit=: the newest samples that fit."""
-    outcome = request.GET.get("outcome", "")
-    if outcome and outcome not in OUTCOMES:
-        raise BadQuery("not an outcome", field="outcome", value=outcome, cure=f"one of {', '.join(OUTCOMES)}")
-    step = _integer(request, "step", 0, 0, _BIGINT) if request.GET.get("step") else None
-    limit = _integer(request, "limit", selectors.MAX_SAMPLES, 1, selectors.MAX_SAMPLES)
-    text = request.GET.get("q", "").replace("\x00", "")[:200]
-    return {"samples": selectors.samples(run, step=step, outcome=outcome, text=text, limit=limit)}
-
-
-@json_of_run
-def sample(request: HttpRequest, run: Run, number: int, seq: int) -> dict[str, Any]:
-    """One sample with its tokens, log-probs and versions."""
-    attempt = selectors.attempt_numbered(run, number)
-    event = selectors.sample_event(attempt, seq) if attempt else None
-    if event is None:
-        raise Http404("no such sample")
-    return {"attempt": number, **event}
-
-
-@json_of_run
-def logs(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """?attempt=n&after=seq&limit=: log lines, oldest first; without `after` the last ones."""
-    if selectors.current_attempt(run) is None:
-        return {"attempt": None, "logs": []}
-    attempt = _attempt(request, run)
-    after = _integer(request, "after", 0, 0, _BIGINT) if request.GET.get("after") else None
-    limit = _integer(request, "limit", selectors.MAX_LOG_LINES, 1, selectors.MAX_LOG_LINES)
-    return {"attempt": attempt.number, "logs": selectors.logs(attempt, after=after, limit=limit)}
-
-
-def _attempt(request: HttpRequest, run: Run) -> Attempt:
+def chosen_attempt(request: HttpRequest, run: Run) -> Attempt:
+    """The attempt that ?attempt= names, or the newest. Raises Http404."""
     if request.GET.get("attempt"):
-        found = selectors.attempt_numbered(run, _integer(request, "attempt", 1, 1, 2**31 - 1))
+        found = selectors.attempt_numbered(run, integer(request, "attempt", 1, 1, 2**31 - 1))
     else:
         found = selectors.current_attempt(run)
     if found is None:
         raise Http404("no such attempt")
     return found
-
-
-def _integer(request: HttpRequest, name: str, default: int, low: int, high: int) -> int:
-    text = request.GET.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and low <= int(text) <= high):
-        raise BadQuery("not a whole number in range", field=name, value=text, cure=f"{low} to {high}")
-    return int(text)
-
-
-def _number(request: HttpRequest, name: str) -> float | None:
-    text = request.GET.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or abs(value) > 1e18:
-        raise BadQuery("not a finite number", field=name, value=text, cure="a step or Unix seconds")
-    return value
