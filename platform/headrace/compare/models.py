@@ -32,3 +32,7 @@ class SavedView(WithPublicId):
 
     def __str__(self) -> str:
         return self.name
+
+
+from headrace.compare.races.models import Race as Race  # noqa: E402
+from headrace.compare.races.models import RaceEntry as RaceEntry  # noqa: E402
