@@ -12,7 +12,7 @@ from headrace.experiments.models import Attempt
 from headrace.experiments.tokens import verify_run_token
 from headrace.teams.models import ApiToken, Team, User
 from headrace.teams.policy import can, can_with_token
-from headrace.teams.selectors import current_team
+from headrace.teams.selectors import SESSION_TEAM, current_team
 from headrace.teams.services import verify_api_token
 
 
@@ -22,14 +22,15 @@ class Caller:
 
     user: User
     token: ApiToken | None = None
+    chosen: str | None = None  # public id of the team that this browser shows
 
     def may(self, action: str, obj: Any) -> bool:
         """Whether the policy lets this caller do it."""
         return can_with_token(self.token, action, obj) if self.token else can(self.user, action, obj)
 
     def team(self) -> Team | None:
-        """The team that new things belong to: the token's, or the user's current one."""
-        return self.token.team if self.token else current_team(self.user)
+        """The team that new things belong to: the token's, or the one that the browser shows."""
+        return self.token.team if self.token else current_team(self.user, self.chosen)
 
 
 class ApiTokenAuth(HttpBearer):
@@ -45,7 +46,7 @@ class BrowserAuth(SessionAuth):
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         user = request.user
-        return Caller(user) if isinstance(user, User) and user.is_active else None
+        return Caller(user, chosen=request.session.get(SESSION_TEAM)) if isinstance(user, User) and user.is_active else None
 
 
 class AttemptTokenAuth(HttpBearer):

@@ -152,6 +152,7 @@ class Run(WithPublicId, StateGuarded):
     outcome_cause = models.JSONField(null=True, blank=True)
     note = models.TextField(blank=True, default="")
     tags = models.JSONField(default=list, blank=True)
+    keep = models.BooleanField(default=False, help_text="Kept for ever: retention takes nothing of it.")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     archived_at = models.DateTimeField(null=True, blank=True)

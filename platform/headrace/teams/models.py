@@ -121,7 +121,9 @@ class ApiToken(WithPublicId):
     """A person's bearer token for one team. Only its hash is stored; it never does more than its owner may."""
 
     class Scope(models.TextChoices):
+        METRICS = "metrics", "Metrics only"
         READ = "read", "Read"
+        LAUNCH = "launch", "Read and launch"
         WRITE = "write", "Read and write"
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="api_tokens")
@@ -161,6 +163,47 @@ class SetupLink(models.Model):
 
     def __str__(self) -> str:
         return f"set-up link of {self.team_id}, good until {self.expires_at:%Y-%m-%d %H:%M}"
+
+
+class Invitation(WithPublicId):
+    """A link that lets one person into one team with one role. Only its hash is stored; spent once, it never opens again."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="invitations")
+    email = models.EmailField(blank=True, default="", help_text="If given, only this address may accept.")
+    role = models.CharField(max_length=12, choices=Role.choices, default=Role.MEMBER)
+    token_hash = models.CharField(max_length=64, unique=True)
+    hint = models.CharField(max_length=12, help_text="The first characters, so that links can be told apart.")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    accepted_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
+    accepted_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    if TYPE_CHECKING:
+        team_id: int
+
+    unscoped = UnscopedManager["Invitation"]()
+    objects = TeamScopedManager["Invitation"]()
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(role__in=Role.values), name="invitation_role")]
+
+    def __str__(self) -> str:
+        return f"invitation {self.hint}... to {self.team_id} as {self.role}"
+
+
+class SignIn(WithPublicId):
+    """One browser session of one person, so that it can be named and ended. Its row goes when the session has ended."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="sign_ins")
+    session_key = models.CharField(max_length=40, unique=True)
+    address = models.CharField(max_length=45, blank=True, default="")
+    agent = models.CharField(max_length=300, blank=True, default="")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    def __str__(self) -> str:
+        return f"sign-in of {self.user_id}"
 
 
 class AuditEvent(models.Model):

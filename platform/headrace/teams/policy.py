@@ -23,6 +23,7 @@ ACTIONS: dict[str, Role] = {
     "view.view": Role.VIEWER,
     "race.view": Role.VIEWER,
     "alert.view": Role.VIEWER,
+    "metrics.view": Role.VIEWER,
     "config.create": Role.MEMBER,
     "experiment.create": Role.MEMBER,
     "run.create": Role.MEMBER,
@@ -46,6 +47,7 @@ ACTIONS: dict[str, Role] = {
     "token.revoke": Role.MAINTAINER,
     "team.edit": Role.OWNER,
     "member.edit": Role.OWNER,
+    "invitation.edit": Role.OWNER,
     "cluster.edit": Role.OWNER,
     "retention.edit": Role.OWNER,
     "quota.edit": Role.OWNER,
@@ -65,6 +67,9 @@ OWN_ONLY: dict[str, Role] = {
     "alert.edit": Role.MEMBER,
 }
 
+# What a token of scope "launch" does beside reading: start runs and steer them, but edit, delete or decide nothing.
+LAUNCHING = frozenset({"config.create", "experiment.create", "run.create", "run.cancel", "run.resume", "race.create"})
+
 
 def can(user: Any, action: str, obj: Any) -> bool:
     """Whether this user may do this to this object (a team, or anything that a team owns). Anonymous and inactive: never."""
@@ -83,9 +88,21 @@ def can(user: Any, action: str, obj: Any) -> bool:
 
 def can_with_token(token: ApiToken, action: str, obj: Any) -> bool:
     """The same for a request that carries an API token: never more than its owner may, in its team, within its scope."""
-    if token.scope != ApiToken.Scope.WRITE and not action.endswith(".view"):
+    if not in_scope(token.scope, action):
         return False
     return _team_id(obj) == token.team_id and can(token.user, action, obj)
+
+
+def in_scope(scope: str, action: str) -> bool:
+    """Whether a token of this scope is for such an action at all. An unknown scope is for none."""
+    if scope == ApiToken.Scope.METRICS:
+        return action == "metrics.view"
+    reads = action.endswith(".view")
+    if scope == ApiToken.Scope.READ:
+        return reads
+    if scope == ApiToken.Scope.LAUNCH:
+        return reads or action in LAUNCHING
+    return scope == ApiToken.Scope.WRITE
 
 
 def role_in(user: Any, team: Team | int | None) -> Role | None:

@@ -6,6 +6,8 @@ from django.db.models import QuerySet
 
 from headrace.teams.models import ApiToken, Membership, Team, User
 
+SESSION_TEAM = "team"  # where a session keeps the public id of the team it shows
+
 
 def teams_of(user: User) -> QuerySet[Team]:
     """The user's teams, oldest membership first."""

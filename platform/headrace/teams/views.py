@@ -22,8 +22,7 @@ from headrace.teams import selectors, services
 from headrace.teams.forms import LoginForm, MemberForm, SetupForm, TokenForm
 from headrace.teams.models import Team, User
 from headrace.teams.policy import can
-
-SESSION_TEAM = "team"
+from headrace.teams.selectors import SESSION_TEAM
 
 
 @login_not_required
