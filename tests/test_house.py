@@ -51,7 +51,7 @@ LEVELS: dict[str, int] = {
         4,
     ),
     **dict.fromkeys(("axes", "rollout", "environments", "scoring"), 3),
-    **dict.fromkeys(("learn", "ledger", "emit", "ship", "spool"), 2),
+    **dict.fromkeys(("learn", "ledger", "spans", "emit", "ship", "spool"), 2),
     **dict.fromkeys(("registry", "records", "clock", "models", "background"), 1),
     "contract": 0,
 }

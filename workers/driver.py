@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers import models, registry, resume
+from workers import models, registry, report, resume
 from workers.axes.orchestration.base import Orchestration, Pools
 from workers.axes.transport.shared_memory import sweep
 from workers.background import in_background
@@ -130,6 +130,8 @@ class Driver:
         while True:
             await self._clock.sleep(1.0)
             self._logs.look()
+            if self._last_parts is None:  # until the flow tells its own
+                report.spans(self.emit, self.time)
 
     async def _attempt(self, orchestration: Orchestration) -> None:
         for lane in self.time.lanes:
@@ -249,6 +251,7 @@ class Driver:
             self.emit.log("error", f"summary.json was not written: {full}")
         if error is not None:
             self.emit.log("error" if outcome == "failed" else "warning", str(error))
+        report.spans(self.emit, self.time)
         self.emit.emit("finished", {"outcome": outcome, "cause": cause, "log_tail": log_tail(self.out / "logs"), "summary": summary})
         if not self.emit.close():
             sys.stderr.write(f"error: events {self.emit.durable_seq + 1} to {self.emit.last_seq} are not on disk: {self.emit.error}\n")

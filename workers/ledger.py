@@ -10,6 +10,7 @@ from typing import Any
 
 from workers.clock import Clock
 from workers.contract.errors import EngineError
+from workers.spans import Spans
 
 # Highest first: at each instant a lane's second goes to the highest running cause (engine rules: "Ledgers").
 CAUSES = (
@@ -112,6 +113,8 @@ class TimeLedger:
         self._clock = clock
         self._began = clock.now()
         self._since = dict.fromkeys(lanes, self._began)
+        self._spans = Spans(lanes, clock.stamp() - self._began)
+        self._told_at = self._began
         self._active: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
         self.seconds: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
         self.overlapped: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
@@ -148,6 +151,17 @@ class TimeLedger:
         moved = min(seconds, self.seconds[lane][source])
         self.seconds[lane][source] -= moved
         self.seconds[lane][target] += moved
+        self._spans.move(lane, source, target, moved)
+
+    def take_spans(self, every_s: float = 0.0) -> list[list[Any]]:
+        """What each lane did since this was last asked, up to now: [lane, cause, began, ended]. Empty when asked again within `every_s`."""
+        now = self._clock.now()
+        if every_s and now - self._told_at < every_s:
+            return []
+        self._told_at = now
+        for lane in self._since:
+            self._settle(lane)
+        return self._spans.take()
 
     def total(self, lane: str, cause: str) -> float:
         """Seconds of this lane charged to the cause so far."""
@@ -168,7 +182,9 @@ class TimeLedger:
         elapsed = now - self._since[lane]
         self._since[lane] = now
         running = sorted((cause for cause, count in self._active[lane].items() if count > 0), key=_RANK.__getitem__)
-        self.seconds[lane][running[0] if running else "idle"] += elapsed
+        charged = running[0] if running else "idle"
+        self.seconds[lane][charged] += elapsed
+        self._spans.add(lane, charged, now - elapsed, now)
         for cause in running[1:]:
             self.overlapped[lane][cause] += elapsed
 

@@ -11,8 +11,11 @@ from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, 
 from workers.steering import steps_total
 
 if TYPE_CHECKING:
+    from workers.emit import Emitter
+    from workers.ledger import TimeLedger
     from workers.parts import Parts
 
+SPANS_EVERY_S = 0.2  # quick steps share an event
 SAMPLES_A_STEP = 8
 SAMPLES_A_GROUP = 2
 _THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync", "paused": "paused"}
@@ -210,6 +213,14 @@ def state(parts: Parts) -> None:
         "sync": {"count": progress.sync_count, **progress.last_sync},
     }
     parts.emit.emit("state", data)
+    spans(parts.emit, parts.time, SPANS_EVERY_S)
+
+
+def spans(emit: Emitter, time: TimeLedger, every_s: float = 0.0) -> None:
+    """Called with every state, while the pools start, and at the end: what the lanes did since the last call."""
+    rows = time.take_spans(every_s)
+    if rows:
+        emit.emit("spans", {"spans": rows})
 
 
 async def pulse(parts: Parts) -> None:

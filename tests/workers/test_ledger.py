@@ -116,3 +116,81 @@ def test_every_second_of_every_lane_has_one_cause(moves: list[tuple[str, str, fl
     told = ledger.as_dict()
     for causes in told["lanes"].values():
         assert sum(causes.values()) == pytest.approx(told["wall_s"], abs=1e-3)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["generate", "train", "paused", "sync_pause", "idle"]),
+        st.one_of(st.floats(0.002, 3), st.floats(0, 0.0009)),
+        st.sampled_from(["enter", "set", "shift", "tell", "nothing"]),
+    ),
+    max_size=60,
+)
+
+
+def told(rows: list[list[object]], clock: HandClock) -> dict[str, dict[str, float]]:
+    """Seconds by lane and cause, after every lane was seen to be told from 0 to now without gap or overlap."""
+    ends = {"a": 0.0, "b": 0.0}
+    seconds: dict[str, dict[str, float]] = {"a": {}, "b": {}}
+    for lane, cause, began, ended in rows:
+        assert began == ends[lane] and ended > began
+        ends[lane] = ended
+        seconds[lane][cause] = seconds[lane].get(cause, 0.0) + ended - began
+    assert all(end == pytest.approx(clock.time, abs=0.0011) for end in ends.values())
+    return seconds
+
+
+@given(MOVES)
+def test_what_is_told_of_each_lane_adds_up_to_the_ledger(moves: list[tuple[str, str, float, str]]) -> None:
+    clock, rows = HandClock(), []
+    ledger = TimeLedger(clock, ["a", "b"])
+    short = 0.001  # the last millisecond may be untold
+    for lane, cause, seconds, what in moves:
+        if what == "enter":
+            ledger.enter(lane, cause)
+        elif what == "set":
+            ledger.set(lane, {cause})
+        elif what == "shift":
+            ledger.shift(lane, "generate", "sync_pause", seconds)
+            short += 0.001  # it may leave a stretch under a millisecond on either side
+        elif what == "tell":
+            rows += ledger.take_spans()
+        clock.time += seconds
+        short += 0.001 if seconds < 0.001 else 0.0
+    rows += ledger.take_spans()
+    seconds_told = told(rows, clock)
+    for lane, causes in ledger.as_dict()["lanes"].items():
+        owed = sum(debt[2] for debt in ledger._spans._owed[lane])
+        for cause in causes.keys() | seconds_told[lane].keys():
+            assert seconds_told[lane].get(cause, 0.0) == pytest.approx(causes.get(cause, 0.0), abs=1e-4 + 2 * short + owed)
+
+
+def test_a_sync_pause_is_drawn_where_it_was_and_what_was_told_is_paid_later() -> None:
+    clock = HandClock()
+    ledger = TimeLedger(clock, ["a"])
+    ledger.set("a", {"generate"})
+    clock.time = 10.0
+    assert ledger.take_spans() == [["a", "generate", 0.0, 10.0]]
+    clock.time = 11.0
+    ledger.shift("a", "generate", "sync_pause", 0.25)
+    assert ledger.take_spans() == [["a", "generate", 10.0, 10.75], ["a", "sync_pause", 10.75, 11.0]]
+    ledger.shift("a", "generate", "sync_pause", 0.5)
+    clock.time = 12.0
+    assert ledger.take_spans() == [["a", "sync_pause", 11.0, 11.5], ["a", "generate", 11.5, 12.0]]
+    assert ledger.take_spans(0.2) == [], "asked again at once"
+    assert ledger.as_dict()["lanes"]["a"] == {"sync_pause": 0.75, "generate": 11.25}
+
+
+def test_however_much_happens_an_event_stays_small() -> None:
+    clock = HandClock()
+    lanes = [f"generator/{index}" for index in range(8)]
+    ledger = TimeLedger(clock, lanes)
+    for turn in range(20_000):
+        ledger.set(lanes[turn % 8], {("generate", "idle")[turn // 8 % 2]})
+        clock.time += 0.004
+    rows = ledger.take_spans()
+    assert 8 <= len(rows) <= 600
+    assert {
+        lane: (rows_of[0][2], rows_of[-1][3]) for lane in lanes if (rows_of := [row for row in rows if row[0] == lane])
+    } == dict.fromkeys(lanes, (0.0, pytest.approx(80.0)))

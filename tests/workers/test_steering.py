@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -150,3 +151,22 @@ def test_whatever_is_wished_the_run_ends_and_its_books_close(moves: list[Any], b
     assert not parts.held
     assert parts.progress.step <= 16
     closes(parts)
+
+
+def test_the_flow_tells_what_its_lanes_did_without_a_gap() -> None:
+    async def script(parts: Parts) -> None:
+        await asyncio.sleep(3.0)
+        parts.steering.ask(Control(pause=True))
+        await asyncio.sleep(20.0)
+        parts.steering.ask(Control())
+
+    parts, _ = steered(script)
+    events = [event["spans"] for event in parts.emit.of("spans")] + [parts.time.take_spans()]
+    assert len(events) > 20 and max(map(len, events)) < 100
+    ledger = parts.time.as_dict()
+    for lane in parts.time.lanes:
+        rows = [row for event in events for row in event if row[0] == lane]
+        assert rows[0][2] == 0.0 and rows[-1][3] == pytest.approx(ledger["wall_s"])
+        assert all(before[3] == after[2] for before, after in itertools.pairwise(rows))
+        for cause, seconds in ledger["lanes"][lane].items():
+            assert sum(row[3] - row[2] for row in rows if row[1] == cause) == pytest.approx(seconds, abs=0.05), cause

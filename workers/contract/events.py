@@ -32,7 +32,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 DESCRIPTIONS: dict[str, str] = {
     "started": "The attempt's provenance: config digest, package versions, model and data digests, hardware, git commit, resumed_from.",
     "phase": "Start-up or shut-down progress: name, detail, done (0..1 or null).",
-    "spans": "What each lane did and when: {spans: [[lane, cause, began, ended]]}, Unix seconds; told when a stretch ends.",
+    "spans": "What each lane did and when: {spans: [[lane, cause, began, ended]]}, Unix seconds; no gap to the event before.",
     "metrics": "Values of one instant: {values: {name: number}}.",
     "points": "One series in columns: {name, t: [], step: [], value: []}.",
     "state": "Flow, buffer and both ledgers as absolute values; every second and after every step.",
