@@ -255,7 +255,7 @@ def test_what_is_asked_of_a_run_is_seen_and_silence_and_the_end_are_said(page: P
     page.get_by_role("button", name="Checkpoint now").click()
     expect(page.get_by_text("A checkpoint is asked for")).to_be_visible()
     page.get_by_role("button", name="Stop after this step").click()
-    expect(page.locator("#run-asked")).to_contain_text("ends after the step it is in")
+    expect(page.locator("#control-said")).to_contain_text("waiting for the end of step")
     expect(page.get_by_role("button", name="Stop after this step")).to_be_hidden()
     expect(page.locator("#run-quiet")).to_be_hidden()
     expect(page.locator("#run-quiet")).to_contain_text(re.compile(r"Nothing heard from the run for \d+ s"), timeout=25_000)

@@ -164,17 +164,6 @@ class TestRuns:
         with pytest.raises(WrongState):
             services.resume_run(run, user)
 
-    def test_buttons(self, team: Team, member: Member, start: Start) -> None:
-        user = member(team)
-        run = start(team, user)
-        services.checkpoint_now(run, user)
-        services.checkpoint_now(run, user)
-        services.stop_after_step(run, user)
-        assert run.control == {"cancel": False, "checkpoint_now": 2, "stop_after_step": True}
-        services.cancel_run(run, user)
-        with pytest.raises(WrongState):
-            services.checkpoint_now(run, user)
-
     def test_delete_hides_and_ends_tokens(self, team: Team, member: Member, start: Start) -> None:
         user = member(team)
         run = start(team, user)

@@ -1,5 +1,6 @@
 """Launching an attempt: two files in its folder, one job at Ray, and back. Training itself never runs in here.
 
+A run is launched when the scheduler takes it; until then it stays queued, and the reconciler asks again in every pass.
 Doing it twice is harmless: the run's move queued -> launching is a compare-and-set, and Ray refuses a submission id it has seen. The
 id follows from run and attempt and is stored before Ray is asked, so a launcher that dies in between leaves nothing unknown behind.
 """
@@ -14,13 +15,14 @@ from typing import Any
 
 from django.db.models import Q
 
-from headrace.dispatch import shipping
+from headrace.dispatch import queue, shipping
 from headrace.dispatch.folders import NOTE, SPEC, has_checkpoint, write_files
 from headrace.dispatch.ray_jobs import RayJobs, RayRefused, RayUnreachable
 from headrace.dispatch.remains import ATTEMPT_VARIABLE, RUN_VARIABLE
 from headrace.experiments import lifecycle
-from headrace.experiments.models import Artifact, Attempt
+from headrace.experiments.models import Artifact, Attempt, Run
 from headrace.experiments.states import AttemptState, RunState
+from workers.contract.events import Control
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ SHIP_FIRST_S = 30.0
 
 
 def launch_attempt(attempt_id: str, *, repeat: bool = False, ship_s: float = SHIP_FIRST_S) -> bool:
-    """Submits the attempt's job. False: nothing to do, somebody else launches it or it is over.
+    """Submits the attempt's job. False: nothing to do: it waits, somebody else launches it, or it is over.
 
     `repeat`: the reconciler found an attempt that was claimed and never submitted, so the claim is not asked again. `ship_s`: how long
     the attempt before a resumed one may take to tell its rest; 0 in the reconciler, which has a shipper of its own.
@@ -40,11 +42,8 @@ def launch_attempt(attempt_id: str, *, repeat: bool = False, ship_s: float = SHI
     run = attempt.run
     if attempt.is_over or not lifecycle.is_current(attempt):
         return False
-    try:
-        claimed = lifecycle.transition(run, RunState.LAUNCHING, cause="submitting the job", actor="launcher", attempt=attempt)
-    except lifecycle.InvalidTransition:
-        return False
-    if not claimed and not repeat:
+    claimed = queue.claim(attempt)
+    if not claimed and not (repeat and run.state == RunState.LAUNCHING):
         return False
     try:
         submit(attempt, ship_s)
@@ -125,7 +124,15 @@ def entrypoint(attempt: Attempt, folder: Path) -> str:
     before, recorded = attempt.resumed_from_attempt, attempt.resumed_from
     earlier = before if before and has_checkpoint(before.out_dir) else recorded.attempt if recorded else None
     what = ["resume", earlier.out_dir] if earlier and earlier.out_dir else ["run", str(folder / SPEC)]
-    return shlex.join([sys.executable, "-m", "workers", *what, "--out", str(folder), "--attempt-file", str(folder / NOTE)])
+    note = ["--out", str(folder), "--attempt-file", str(folder / NOTE)]
+    return shlex.join([sys.executable, "-m", "workers", *what, *note, *_budget(attempt.run)])
+
+
+def _budget(run: Run) -> list[str]:
+    """The budget as people set it anew: a resumed driver must know it before its first step, not from its first reply."""
+    control = Control.model_validate(run.control or {})
+    given = (("budget.steps", control.steps), ("budget.wall_s", control.wall_s))
+    return [word for path, value in given if value is not None for word in ("--set", f"{path}={value}")]
 
 
 def _write_problem(error: OSError) -> dict[str, Any]:

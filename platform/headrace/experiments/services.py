@@ -9,8 +9,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from headrace.experiments import lifecycle
-from headrace.experiments.models import Artifact, Attempt, Config, Experiment, Project, Run
+from headrace.experiments import admission, lifecycle
+from headrace.experiments.budget import used_up
+from headrace.experiments.models import Artifact, Attempt, Config, Experiment, Project, Run, Sweep
 from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
 from headrace.experiments.states import AttemptState, RunState
 from headrace.experiments.text import clean_line, clean_text
@@ -25,6 +26,7 @@ from workers.contract.config import RunConfig
 from workers.contract.events import Control
 
 MOST_TAGS = 20
+_OWNED = ("config", "project", "parent", "experiment", "sweep", "forked_from")
 
 
 def create_config(team: Team, data: Mapping[str, Any] | RunConfig, *, user: User | None = None, parent: Config | None = None) -> Config:
@@ -70,11 +72,14 @@ def start_run(
     tags: list[str] | None = None,
     group: str = "",
     priority: int = 0,
+    sweep: Sweep | None = None,
+    forked_from: Artifact | None = None,
 ) -> Run:
     """Queue a run with its first attempt. On commit the launcher is woken; should that message be lost, the reconciler launches it.
 
     The same key in the same team returns the run it made before, or raises IdempotencyConflict if the content differs. `user` None:
-    the server itself, for the demo.
+    the server itself, for the demo. `group` and `sweep` hold together runs of one question; `forked_from` is the checkpoint whose weights
+    the config starts from. Raises BadInput, QuotaReached, NotAllowed.
     """
     fields = {
         "config": config,
@@ -86,7 +91,9 @@ def start_run(
         "note": clean_text(note, field="note"),
         "tags": _tags(tags or []),
         "group": clean_line(group, field="group", longest=100) if group else "",
-        "priority": priority,
+        "priority": admission.check_priority(team, user, priority),
+        "sweep": sweep,
+        "forked_from": forked_from,
     }
     run, made = _make_run(team, user, idempotency_key, fields)
     if made:
@@ -145,9 +152,11 @@ def resume_run(run: Run, user: User | None) -> Attempt:
         locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
         if locked.source == Run.Source.UPLOAD:
             raise WrongState("an uploaded run ran elsewhere", field="run", value=run.public_id, cure="clone it instead")
-        if locked.state not in (RunState.FAILED, RunState.CANCELLED, RunState.LOST):
-            cure = "clone it with a larger budget" if locked.state == RunState.SUCCEEDED else "cancel it first"
-            raise WrongState(f"a run that is {locked.state} cannot be resumed", field="state", value=locked.state, cure=cure)
+        if not locked.is_over:
+            raise WrongState(f"a run that is {locked.state} cannot be resumed", field="state", value=locked.state, cure="cancel it first")
+        spent = used_up(locked)
+        if spent is not None:
+            raise WrongState(f"nothing is left to do: {spent}", field="state", value=locked.state, cure="give it more steps")
         checkpoint = _latest_checkpoint(locked)
         number = last.number + 1
         attempt = Attempt.unscoped.create(
@@ -159,7 +168,8 @@ def resume_run(run: Run, user: User | None) -> Attempt:
             resumed_from_attempt=checkpoint.attempt if checkpoint else last,
             out_dir=_out_dir(locked, number),
         )
-        locked.control = Control().model_dump()
+        kept = Control.model_validate(locked.control or {})
+        locked.control = Control(steps=kept.steps, wall_s=kept.wall_s).model_dump()
         locked.save(update_fields=["control"])
         actor = user.email if user else "headrace"
         lifecycle.transition(locked, RunState.QUEUED, cause=f"resumed as attempt {number}", actor=actor, attempt=attempt)
@@ -167,16 +177,6 @@ def resume_run(run: Run, user: User | None) -> Attempt:
         run.refresh_from_db()
         transaction.on_commit(lambda: wake_launcher(attempt))
     return attempt
-
-
-def checkpoint_now(run: Run, user: User | None) -> None:
-    """Ask the driver for a checkpoint at the next step's end."""
-    _control(run, user, "run.edit", lambda control: {"checkpoint_now": control.checkpoint_now + 1})
-
-
-def stop_after_step(run: Run, user: User | None) -> None:
-    """Ask the driver to end the run, as succeeded, after the step it is in."""
-    _control(run, user, "run.cancel", lambda control: {"stop_after_step": True})
 
 
 @transaction.atomic
@@ -216,11 +216,14 @@ def _make_run(team: Team, user: User | None, key: str, fields: dict[str, Any]) -
     if user is not None:
         require(user, "run.create", team)
     key = clean_line(key, field="idempotency_key")
-    _same_team(team, **{name: fields.get(name) for name in ("config", "project", "parent", "experiment")})
+    _same_team(team, **{name: fields.get(name) for name in _OWNED})
     try:
         with transaction.atomic():
             existing = Run.objects.for_team(team).filter(idempotency_key=key).first()
             if existing is None:
+                if fields["source"] != Run.Source.UPLOAD:
+                    admission.check_quota(team)
+                    admission.check_paths(team, fields["config"], fields.get("forked_from"))
                 return _insert_run(team, user, key, fields), True
     except IntegrityError:  # two requests with one key met; the other was first
         existing = Run.objects.for_team(team).get(idempotency_key=key)
@@ -232,8 +235,7 @@ def _check_same(existing: Run, key: str, fields: dict[str, Any]) -> None:
     """A key answers with its own run alone: an upload must never take over the token of a run that was launched, nor the reverse."""
     if existing.deleted_at is not None:
         raise IdempotencyConflict("the run of this key was deleted", field="idempotency_key", value=key, cure="send a new key")
-    given = (fields["config"].pk, fields["project"].pk, fields["name"], fields["source"])
-    if (existing.config_id, existing.project_id, existing.name, existing.source) != given:
+    if not admission.same_start(existing, fields):
         raise IdempotencyConflict("this key was used for a different run", field="idempotency_key", value=key, cure="send a new key")
 
 
@@ -263,20 +265,8 @@ def _latest_checkpoint(run: Run) -> Artifact | None:
     return complete.select_related("attempt").order_by("attempt__number", "step", "pk").last()
 
 
-def _control(run: Run, user: User | None, action: str, change: Any) -> None:
-    if user is not None:
-        require(user, action, run)
-    with transaction.atomic():
-        locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
-        if locked.is_over:
-            raise WrongState(f"the run is {locked.state}", field="state", value=locked.state, cure="nothing is left to do")
-        _ask(locked, **change(Control.model_validate(locked.control)))
-        audit.record("run.control", user=user, team=locked.team, obj=locked, detail=locked.control)
-        run.control = locked.control
-
-
 def _ask(run: Run, **changes: Any) -> None:
-    run.control = Control.model_validate(run.control).model_copy(update=changes).model_dump()
+    run.control = {**run.control, **Control.model_validate(run.control).model_copy(update=changes).model_dump()}
     run.save(update_fields=["control"])
 
 

@@ -58,8 +58,8 @@ RUN_MOVES: dict[str, frozenset[str]] = {
     # The driver says that it is paused and that it goes on; what the button asks for is in `Run.control`.
     _R.PAUSED: frozenset({_R.RUNNING, _R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
     _R.STOPPING: frozenset({_R.SUCCEEDED, _R.FAILED, _R.CANCELLED, _R.LOST}),
-    _R.SUCCEEDED: frozenset(),
-    # over -> queued is a resume: a new attempt with a higher fence.
+    # over -> queued is a resume: a new attempt with a higher fence. A run that succeeded goes on with a larger budget.
+    _R.SUCCEEDED: frozenset({_R.QUEUED}),
     _R.FAILED: frozenset({_R.QUEUED}),
     _R.CANCELLED: frozenset({_R.QUEUED}),
     # A lost attempt's spool may still arrive and tell how it really ended.

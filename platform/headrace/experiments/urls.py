@@ -2,20 +2,24 @@
 
 from django.urls import path
 
-from headrace.experiments import guide, new_run, views
+from headrace.experiments import control_views, guide, new_run, views
 
 app_name = "experiments"
 
 urlpatterns = [
     path("", views.home, name="home"),
-    path("runs/", views.run_list, name="runs"),
     path("runs/new/", new_run.new_run, name="new"),
     path("runs/<str:public_id>/", views.run_detail, name="run"),
     path("runs/<str:public_id>/config.json", views.config_json, name="config"),
-    path("runs/<str:public_id>/cancel/", views.cancel, name="cancel"),
-    path("runs/<str:public_id>/resume/", views.resume, name="resume"),
-    path("runs/<str:public_id>/checkpoint/", views.checkpoint, name="checkpoint"),
-    path("runs/<str:public_id>/stop/", views.stop, name="stop"),
+    path("runs/<str:public_id>/cancel/", control_views.cancel, name="cancel"),
+    path("runs/<str:public_id>/resume/", control_views.resume, name="resume"),
+    path("runs/<str:public_id>/checkpoint/", control_views.checkpoint, name="checkpoint"),
+    path("runs/<str:public_id>/stop/", control_views.stop, name="stop"),
+    path("runs/<str:public_id>/pause/", control_views.pause, name="pause"),
+    path("runs/<str:public_id>/go-on/", control_views.go_on, name="go-on"),
+    path("runs/<str:public_id>/budget/", control_views.budget, name="budget"),
+    path("runs/<str:public_id>/control.json", control_views.control_json, name="control"),
+    path("runs/<str:public_id>/resume.json", control_views.resume_json, name="resume-preview"),
     path("runs/<str:public_id>/edit/", views.edit, name="edit"),
     path("runs/<str:public_id>/delete/", views.delete, name="delete"),
     path("help/axes/", guide.axes_page, name="axes"),

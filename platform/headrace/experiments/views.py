@@ -1,10 +1,9 @@
-"""Pages of runs: the list, one run, its buttons. Thin: selectors read, services write, the policy decides."""
+"""Pages of runs: one run, its buttons. Thin: selectors read, services write, the policy decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -42,32 +41,6 @@ TABS = (
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
     return redirect("/runs/")
-
-
-@require_safe
-def run_list(request: HttpRequest) -> HttpResponse:
-    """?state=&q= filter, ?page= turns; ?rows=1 answers with the table alone, for the page's own refresh."""
-    team = current_team(request)
-    state, text = request.GET.get("state", ""), request.GET.get("q", "").replace("\x00", "").strip()[:200]
-    page = listing.page_number(request.GET.get("page", ""))
-    first = (page - 1) * listing.PAGE
-    found = list(listing.matching(request.user, team, state=state, text=text)[first : first + listing.PAGE + 1])
-    filters = {name: value for name, value in (("q", text), ("state", state)) if value}
-    context = {
-        "section": "runs",
-        "team": team,
-        "can_create": team is not None and can(request.user, "run.create", team),
-        "rows": listing.rows(found[: listing.PAGE]),
-        "newer": "?" + urlencode({**filters, "page": page - 1}) if page > 1 else "",
-        "older": "?" + urlencode({**filters, "page": page + 1}) if len(found) > listing.PAGE else "",
-        "first": first + 1,
-        "last": first + min(len(found), listing.PAGE),
-        "any_runs": bool(found) or selectors.runs_for(request.user, team).exists(),
-        "states": RunState.choices,
-        "state": state,
-        "q": text,
-    }
-    return render(request, "runs/rows.html" if request.GET.get("rows") else "runs/list.html", context)
 
 
 @require_safe
@@ -109,30 +82,6 @@ def config_json(request: HttpRequest, public_id: str) -> HttpResponse:
     response = JsonResponse(run.config.data, json_dumps_params={"indent": 2})
     response["Content-Disposition"] = f'attachment; filename="{run.public_id}-config.json"'
     return response
-
-
-@require_POST
-def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks the run to stop; the last complete checkpoint stands."""
-    return _press(request, public_id, services.cancel_run)
-
-
-@require_POST
-def resume(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Queues a new attempt from the last complete checkpoint."""
-    return _press(request, public_id, services.resume_run)
-
-
-@require_POST
-def checkpoint(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks for a checkpoint at the end of the step the run is in."""
-    return _press(request, public_id, services.checkpoint_now, done="A checkpoint is asked for: it is written at the end of this step.")
-
-
-@require_POST
-def stop(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks the run to end, as succeeded, after the step it is in."""
-    return _press(request, public_id, services.stop_after_step, done="The run ends after the step it is in, and counts as succeeded.")
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -34,16 +34,7 @@ export function drawHead(store) {
   chip.dataset.state = run.state;
   setText(chip, run.state);
   const over = isOver(run);
-  const cancel = byId("cancel-form");
-  if (cancel) {
-    cancel.hidden = over || run.state === "stopping";
-    const resume = byId("resume-form");
-    if (resume) resume.hidden = !(["failed", "cancelled", "lost"].includes(run.state) && run.source !== "upload");
-  }
-  for (const form of document.querySelectorAll("[data-steer]")) form.hidden = !["launching", "running"].includes(run.state);
-  const stop = byId("stop-button");
-  if (stop && run.control?.stop_after_step) stop.form.hidden = true;
-  drawAsked(store, over);
+  drawQuiet(store);
   const total = state?.steps_total ?? run.steps_total;
   // The last state may be from before the last step's end.
   const step = state === null ? null : Math.max(state.step, store.finished?.step ?? 0);
@@ -72,18 +63,10 @@ export function average({ state }) {
   return trained > 0 && wall > 0 ? trained / wall : null;
 }
 
-// What was asked of the driver and not seen done yet, and whether the run has gone quiet.
+// Whether the run has gone quiet.
 const QUIET_S = 15;
-function drawAsked(store, over) {
-  const { run, checkpoint } = store;
-  const asked = [];
-  const times = run.control?.checkpoint_now ?? 0;
-  store.asked ??= { times, checkpoint: checkpoint?.seq };
-  if (!over && run.control?.stop_after_step) asked.push("The run ends after the step it is in, as asked.");
-  if (!over && times > 0 && checkpoint && checkpoint.seq !== store.asked.checkpoint) asked.push(`A checkpoint of step ${checkpoint.step} is written.`);
-  const box = byId("run-asked");
-  box.hidden = !asked.length;
-  setText(box, asked.join(" "));
+function drawQuiet(store) {
+  const { run } = store;
   const quiet = byId("run-quiet");
   const silent = quietFor(store);
   quiet.hidden = !["running", "stopping"].includes(run.state) || silent === null || silent < QUIET_S;

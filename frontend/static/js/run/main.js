@@ -2,6 +2,7 @@
 import { Attempts } from "./attempts.js";
 import { byId, throttled } from "./dom.js";
 import { Charts } from "./charts.js";
+import { startControl } from "./control.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
 import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
@@ -156,6 +157,7 @@ function bindControls() {
 
 startTabs(store);
 bindControls();
+startControl(base);
 setInterval(drawHeadSoon, 1000);
 setInterval(watchQuiet, 2000);
 status("waiting");
