@@ -167,7 +167,7 @@ def test_a_viewer_sees_and_cannot_press(client: Client, team: Team, member: Call
     run = start(team)
     client.force_login(member(team, Role.VIEWER))
     page = client.get(f"/runs/{run.public_id}/").content.decode()
-    assert "cancel-form" not in page and "clone-link" not in page
+    assert "data-press" not in page and "clone-link" not in page
     assert client.post(f"/runs/{run.public_id}/cancel/").status_code == 403
     refused = client.get("/runs/new/")
     assert refused.status_code == 403
