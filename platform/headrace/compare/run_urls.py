@@ -1,5 +1,19 @@
-"""Pages that compare runs, and saved views."""
+"""The runs table, saved views, and the pages that compare runs. Stands before the pages of one run."""
 
 from typing import Any
 
-urlpatterns: list[Any] = []
+from django.urls import path
+
+from headrace.compare import views_saved, views_table
+
+urlpatterns: list[Any] = [
+    path("runs/", views_table.runs_page, name="runs"),
+    path("runs/table.csv", views_table.table_csv, name="runs-csv"),
+    path("runs/fields.json", views_table.fields_json, name="fields"),
+    path("runs/bulk/", views_table.bulk, name="bulk"),
+    path("views/", views_saved.view_list, name="views"),
+    path("views/save/", views_saved.save, name="view-save"),
+    path("views/<str:public_id>/", views_saved.open_view, name="view"),
+    path("views/<str:public_id>/rename/", views_saved.rename, name="view-rename"),
+    path("views/<str:public_id>/delete/", views_saved.delete, name="view-delete"),
+]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Max, Min, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models import Case as SqlCase
-from django.db.models import When
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Max, Min, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import Exact, GreaterThan, GreaterThanOrEqual, IsNull, LessThan, LessThanOrEqual
 from django.utils import timezone

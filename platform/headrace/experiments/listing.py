@@ -1,35 +1,23 @@
-"""Rows of the run list: what is shown of a run at a glance, read with a fixed number of queries however many rows there are."""
+"""Rows of the runs table: what is shown of a run at a glance, read with a fixed number of queries however many rows there are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Q, QuerySet
-
+from headrace.compare import fields
+from headrace.compare.fields import RunField
+from headrace.compare.values import maker as maker
+from headrace.compare.values import values
 from headrace.experiments.models import Run
-from headrace.experiments.selectors import runs_for
-from headrace.experiments.states import RunState
-from headrace.teams.models import Team
 from headrace.telemetry import series
-from headrace.telemetry.models import Series
 
 PAGE = 50
 REWARD = "reward/mean"
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 96, 24, 48
-
-
-def matching(user: Any, team: Team | None, *, state: str = "", text: str = "") -> QuerySet[Run]:
-    """The team's runs that fit the filters, newest first."""
-    runs = runs_for(user, team)
-    if state in RunState.values:
-        runs = runs.filter(state=state)
-    if text:
-        words = (
-            Q(name__icontains=text) | Q(preset__icontains=text) | Q(public_id=text) | Q(config__data__environment__dataset__icontains=text)
-        )
-        runs = runs.filter(words)
-    return runs
+# What is shown beside the name unless the link names other columns.
+COLUMNS = ("state", "task", "preset", "step", "reward", "created", "by")
+MOST_COLUMNS = 20
 
 
 def page_number(text: str) -> int:
@@ -37,36 +25,61 @@ def page_number(text: str) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 6 else 1
 
 
-def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What the list shows of these runs (of one team)."""
+def rows(runs: Sequence[Run], columns: Sequence[RunField] | None = None) -> list[dict[str, Any]]:
+    """What the table shows of these runs (of one team), cell by cell."""
     if not runs:
         return []
-    found = Series.objects.for_team(runs[0].team_id).filter(attempt__run__in=runs, name=REWARD)
-    latest = {item.attempt.run_id: item for item in found.select_related("attempt").order_by("attempt__number")}
-    curves = series.read_runs([run for run in runs if run.pk in latest], REWARD, buckets=SPARK_POINTS)
-    return [_row(run, latest.get(run.pk), curves.get(run.pk)) for run in runs]
+    shown = list(columns) if columns is not None else [fields.OWN[key] for key in COLUMNS]
+    found = values(runs, shown)
+    keys = {item.key for item in shown}
+    rewarded = [run for run in runs if found[run.pk].get("reward") is not None]
+    curves = series.read_runs(rewarded, REWARD, buckets=SPARK_POINTS) if "reward" in keys else {}
+    return [_row(run, shown, found[run.pk], curves.get(run.pk)) for run in runs]
 
 
-def _row(run: Run, latest: Series | None, curve: dict[str, Any] | None) -> dict[str, Any]:
-    data = run.config.data
+def _row(run: Run, shown: list[RunField], found: dict[str, Any], curve: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "id": run.public_id,
         "name": run.name,
         "state": run.state,
-        "task": data["environment"]["dataset"],
-        "preset": run.preset.partition("@")[0],
-        "step": latest.last_step if latest else None,
-        "steps_total": data["budget"]["steps"],
-        "reward": latest.last_value if latest else None,
+        "tags": run.tags,
+        "archived": run.archived_at is not None,
+        "steps_total": run.config.data.get("budget", {}).get("steps"),
+        "step": found.get("step"),
+        "reward": found.get("reward"),
         "spark": sparkline(curve),
-        "started": run.created_at,
-        "by": maker(run),
+        "cells": [_cell(item, found[item.key]) for item in shown],
     }
 
 
-def maker(run: Run) -> str:
-    """Who started it: a person, or the part of Headrace that did."""
-    return str(run.created_by.get_short_name() if run.created_by else Run.Source(run.source).label)
+def _cell(item: RunField, value: Any) -> dict[str, Any]:
+    """`special` names the columns that are drawn; the rest is text."""
+    special = item.key if item.key in ("state", "step", "reward") else item.kind if item.kind == "time" else ""
+    return {"key": item.key, "title": item.title, "kind": item.kind, "special": special, "value": value, "text": text_of(item, value)}
+
+
+def text_of(item: RunField, value: Any) -> str:
+    """A value in words; "" where there is none."""
+    if value is None or value == []:
+        return ""
+    if item.kind == "duration":
+        return lasting(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e15 else f"{value:.3e}"
+    return ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)
+
+
+def lasting(seconds: float) -> str:
+    """A length of time, in its two largest units."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
 def sparkline(columns: dict[str, Any] | None) -> str:

@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from headrace import figures
-from headrace.experiments import forms, guide, listing, selectors, services
+from headrace.experiments import forms, guide, listing, services
 from headrace.experiments.forms import EditForm
 from headrace.experiments.models import Run
 from headrace.experiments.problems import BadInput
@@ -20,7 +20,6 @@ from headrace.experiments.states import RunState
 from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
-from headrace.teams.views import current_team
 from headrace.telemetry.access import run_or_404
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
