@@ -7,6 +7,7 @@ DATABASE_URL   sqlite:///path or postgres://user:password@host:port/name (defaul
 VALKEY_URL     unix:///path.sock, redis:// or rediss:// (absent: one process only, nothing is dispatched)
 BASE_URL PORT ALLOWED_HOSTS   where browsers reach the server (default: http://127.0.0.1:8700)
 RAY_ADDRESS RAY_TOKEN_FILE    the cluster's dashboard and its token
+MAX_RUNS       at most so many runs at once (default: as many as cores and GPUs hold)
 """
 
 from pathlib import Path
@@ -33,12 +34,15 @@ CSRF_TRUSTED_ORIGINS = environment.trusted_origins(BASE_URL, ALLOWED_HOSTS, PORT
 RAY_ADDRESS = environment.read("RAY_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
 RAY_TOKEN_FILE = environment.read("RAY_TOKEN_FILE", "")
 RUNS_DIR = DATA_DIR / "runs"
+# At most so many runs at once on this server's cluster; unset: as many as its cores and GPUs hold.
+MAX_RUNS = environment.read_int("MAX_RUNS", 0) or None
 
 INSTALLED_APPS = [
     "headrace.teams",
     "headrace.experiments",
     "headrace.dispatch",
     "headrace.telemetry",
+    "headrace.artifacts",
     "headrace.compare",
     "headrace.alerts",
     "headrace.api",
@@ -95,7 +99,7 @@ SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
 DATABASES = {"default": environment.database(DATA_DIR)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "compare", "alerts", "api")}
+MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "artifacts", "compare", "alerts", "api")}
 
 AUTH_USER_MODEL = "teams.User"
 AUTHENTICATION_BACKENDS = ["headrace.teams.backends.LimitedLogin"]

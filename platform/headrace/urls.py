@@ -3,16 +3,20 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from headrace import health
+from headrace import health, metrics
 
 urlpatterns = [
     path("healthz/live", health.live),
     path("healthz/ready", health.ready),
+    path("metrics", metrics.metrics),
     path("api/v1/", include("headrace.api.urls")),
     path("admin/", admin.site.urls),
     path("", include("headrace.telemetry.urls")),
+    path("", include("headrace.artifacts.urls")),
+    path("", include("headrace.telemetry.chart_urls")),
     path("", include("headrace.teams.urls")),
     path("", include("headrace.compare.urls")),
     path("", include("headrace.alerts.urls")),
+    path("", include("headrace.dispatch.urls")),
     path("", include("headrace.experiments.urls")),
 ]

@@ -1,4 +1,4 @@
-"""Samples, read for people: filtered, sorted, paged by key, by group, and one whole sample. Every reply is of bounded size.
+"""Samples, read for people: filtered, sorted, paged by key, and by group. Every reply is of bounded size.
 
 Each function takes a run whose access the caller has checked, and stays in its team.
 """
@@ -11,10 +11,8 @@ from typing import Any
 from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, StdDev, Value
 from django.db.models.functions import Cast, Coalesce, Substr
 
-from headrace.experiments.models import Attempt, Run
-from headrace.telemetry import codec
-from headrace.telemetry.codec import clean_text
-from headrace.telemetry.models import EventBatch, Sample
+from headrace.experiments.models import Run
+from headrace.telemetry.models import Sample
 from headrace.telemetry.queries import BadQuery
 
 LIST_TEXT = 600  # characters of a text in a list; the whole one is `detail`'s
@@ -22,10 +20,6 @@ MAX_PAGE = 200
 MAX_GROUPS = 40
 GROUP_SHOWN = 16
 COUNT_CAP = 10_000
-TEXT_LIMIT = 100_000
-TOKENS_SHOWN = 2048
-TOKEN_TEXT = 200
-COLUMNS_SHOWN = 16
 SORTS = ("newest", "oldest", "reward", "-reward", "advantage", "-advantage", "length", "-length", "lag", "-lag")
 GROUP_SORTS = ("newest", "oldest", "reward", "-reward", "spread", "-spread")
 TEXTS = ("prompt", "completion", "answer_expected", "answer_given")
@@ -95,7 +89,7 @@ def page(run: Run, wanted: Filters, *, sort: str = "newest", cursor: str = "", l
     found = found[:limit]
     last = found[-1] if found else None
     result = {
-        "samples": [{name: value for name, value in row.items() if name != "key"} for row in found],
+        "samples": [_without_key(row) for row in found],
         "next": _cursor(last["key"], last["attempt"], last["seq"]) if more and last else None,
         "count": min(counted, COUNT_CAP),
         "count_is_more": counted > COUNT_CAP,
@@ -105,10 +99,10 @@ def page(run: Run, wanted: Filters, *, sort: str = "newest", cursor: str = "", l
     return result
 
 
-def newest(run: Run, limit: int) -> list[dict[str, Any]]:
-    """The newest samples, newest first, with their texts cut."""
-    found: list[dict[str, Any]] = page(run, Filters(), limit=limit)["samples"]
-    return found
+def newest(run: Run, wanted: Filters, *, limit: int, longest: int) -> list[dict[str, Any]]:
+    """The newest samples that fit, newest first, with texts cut at `longest` characters."""
+    rows, _ = _keyed(matching(run, wanted), "newest")
+    return [_without_key(row) for row in _listed(_after(rows, "", False, newest_first=True)[:limit], longest)]
 
 
 def groups(run: Run, wanted: Filters, *, sort: str = "newest", cursor: str = "", limit: int = 12) -> dict[str, Any]:
@@ -166,52 +160,25 @@ def facets(run: Run) -> dict[str, Any]:
         "finishes": sorted(finish for finish in finishes if finish),
         "attempts": sorted(rows.order_by().values_list("attempt__number", flat=True).distinct()),
         "group_size": batch.get("group_size") if isinstance(batch, dict) else None,
-        "bounds": _bounds(loss if isinstance(loss, dict) else {}),
+        "bounds": ratio_bounds(loss if isinstance(loss, dict) else {}),
     }
 
 
-def detail(attempt: Attempt, seq: int, *, first: int = 0, shown: int = TOKENS_SHOWN) -> dict[str, Any] | None:
-    """One whole sample, tokens first .. first + shown - 1 of it, and its group's other completions. None where seq is no sample."""
-    batch = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, first_seq__lte=seq, last_seq__gte=seq).first()
-    if batch is None:
-        return None
-    event = next(codec.unpack(batch.body, batch.first_seq, batch.codec).between(seq, seq).events())
-    if event.kind != "sample":
-        return None
-    data: dict[str, Any] = {}
-    for name, value in event.data.items():
-        if name in TEXTS or isinstance(value, str):
-            data[name] = clean_text(value, TEXT_LIMIT)
-        elif value is None or isinstance(value, int | float):
-            data[name] = value
-    tokens = event.data.get("tokens")
-    data["tokens"], total = _tokens(tokens if isinstance(tokens, dict) else {}, first, shown)
-    rows = Sample.objects.for_team(attempt.team_id).filter(attempt=attempt)
-    mine = rows.filter(seq=seq).values_list("group", flat=True).first()
-    group = rows.filter(group=mine) if mine else rows.none()
-    about = group.aggregate(n=Count("pk"), mean=Avg("reward"), spread=StdDev("reward"))
-    beside = group.order_by("index", "seq").values("seq", "step", "index", "outcome", "reward", "advantage", "token_count")
-    return {
-        **event.as_dict(),
-        "data": data,
-        "tokens_total": total,
-        "tokens_first": first,
-        "texts_cut": [name for name in TEXTS if len(str(event.data.get(name) or "")) > TEXT_LIMIT],
-        "group": {**about, "samples": list(beside[:64])},
-    }
-
-
-def _listed(rows: QuerySet[Sample]) -> list[dict[str, Any]]:
+def _listed(rows: QuerySet[Sample], longest: int = LIST_TEXT) -> list[dict[str, Any]]:
     """Rows of a list: the facts, and each text as far as a list shows it."""
-    cut = {f"{name}_": Substr(name, 1, LIST_TEXT + 1) for name in TEXTS}
+    cut = {f"{name}_": Substr(name, 1, longest + 1) for name in TEXTS}
     found = []
     for row in rows.annotate(**cut).values("attempt__number", "key", *_FACTS, *cut):
         texts = {name: row.pop(f"{name}_") or "" for name in TEXTS}
         facts = {name: row[name] for name in _FACTS}
-        shown = {name: text[:LIST_TEXT] for name, text in texts.items()}
-        cuts = [name for name, text in texts.items() if len(text) > LIST_TEXT]
+        shown = {name: text[:longest] for name, text in texts.items()}
+        cuts = [name for name, text in texts.items() if len(text) > longest]
         found.append({"attempt": row["attempt__number"], "key": row["key"], **facts, **shown, "cut": cuts})
     return found
+
+
+def _without_key(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "key"}
 
 
 def _keyed(rows: QuerySet[Sample], sort: str) -> tuple[QuerySet[Sample], bool]:
@@ -269,7 +236,7 @@ def _samples_of(run: Run, wanted: Filters, found: list[dict[str, Any]]) -> dict[
     for attempt_id, group in beside:
         rows = matching(run, wanted).filter(attempt_id=attempt_id, group=group).order_by("index", "-seq")
         listed = _listed(rows.annotate(key=Cast(Value(0.0), FloatField()))[:GROUP_SHOWN])
-        beside[attempt_id, group] = [{name: value for name, value in row.items() if name != "key"} for row in listed]
+        beside[attempt_id, group] = [_without_key(row) for row in listed]
     return beside
 
 
@@ -278,20 +245,7 @@ def _group(row: dict[str, Any], samples: list[dict[str, Any]]) -> dict[str, Any]
     return {"attempt": row["attempt__number"], "step": row["at_step"], **facts, "samples": samples}
 
 
-def _tokens(tokens: dict[str, Any], first: int, shown: int) -> tuple[dict[str, list[Any]], int]:
-    """The columns first .. first + shown - 1 as plain values, and how many tokens there are."""
-    columns = [(name, column) for name, column in tokens.items() if isinstance(column, list) and len(name) <= 40][:COLUMNS_SHOWN]
-    total = max((len(column) for _, column in columns), default=0)
-    return {clean_text(name, 40): [_plain(value) for value in column[first : first + shown]] for name, column in columns}, total
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value, TOKEN_TEXT)
-    return value if value is None or isinstance(value, int | float) else None
-
-
-def _bounds(loss: dict[str, Any]) -> dict[str, Any]:
+def ratio_bounds(loss: dict[str, Any]) -> dict[str, Any]:
     """The ratio bounds that a token can fall outside of: the first token-level correction's, else the clip's."""
     corrections = loss.get("corrections")
     for item in corrections if isinstance(corrections, list) else []:

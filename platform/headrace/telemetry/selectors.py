@@ -8,13 +8,17 @@ from django.utils import timezone
 
 from headrace.experiments.models import Attempt, Run, RunTransition
 from headrace.experiments.states import AttemptState
-from headrace.telemetry import codec, log_lines, samples
+from headrace.telemetry import codec, log_lines
+from headrace.telemetry import samples as sample_reads
 from headrace.telemetry.models import EventBatch, LatestState
 from workers.contract.events import MAX_BATCH_EVENTS
 
 SILENT_AFTER_S = 15.0
 SNAPSHOT_SAMPLES = 24
 SNAPSHOT_LOG_LINES = 200
+MAX_SAMPLES = sample_reads.MAX_PAGE
+MAX_LOG_LINES = log_lines.MAX_LINES
+WHOLE_TEXT = 20_000
 
 
 def current_attempt(run: Run) -> Attempt | None:
@@ -99,8 +103,8 @@ def snapshot(run: Run) -> dict[str, Any]:
         "checkpoint": _flat(latest.checkpoint) if latest else None,
         "finished": _flat(latest.finished) if latest else None,
         "evaluations": [_flat(row) for row in _evaluations(run)],
-        "samples": samples.newest(run, SNAPSHOT_SAMPLES),
-        "logs": log_lines.before(attempt, log_lines.Wanted(), None, SNAPSHOT_LOG_LINES)["logs"] if attempt else [],
+        "samples": samples(run, limit=SNAPSHOT_SAMPLES, longest=sample_reads.LIST_TEXT),
+        "logs": logs(attempt, limit=SNAPSHOT_LOG_LINES) if attempt else [],
         "transitions": [
             {"from": row.from_state, "to": row.to_state, "at": row.at.isoformat(), "actor": row.actor, "cause": row.cause}
             for row in transitions
@@ -110,7 +114,7 @@ def snapshot(run: Run) -> dict[str, Any]:
 
 
 def events(attempt: Attempt, after: int, limit: int) -> list[dict[str, Any]]:
-    """Stored events after seq `after`, oldest first; a sample's token columns are left to `samples.detail`."""
+    """Stored events after seq `after`, oldest first; a sample's token columns are left to `sample_detail.detail`."""
     limit = max(1, min(limit, MAX_BATCH_EVENTS))
     found: list[dict[str, Any]] = []
     stored = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt, last_seq__gt=after).order_by("first_seq")
@@ -123,6 +127,22 @@ def events(attempt: Attempt, after: int, limit: int) -> list[dict[str, Any]]:
                 if len(found) == limit:
                     return found
     return found
+
+
+def samples(
+    run: Run, *, step: int | None = None, outcome: str = "", text: str = "", limit: int = MAX_SAMPLES, longest: int = WHOLE_TEXT
+) -> list[dict[str, Any]]:
+    """The newest samples of the run that fit, newest first; texts are cut at `longest` characters."""
+    wanted = sample_reads.Filters(step=step, outcome=outcome, text=text)
+    return sample_reads.newest(run, wanted, limit=min(limit, MAX_SAMPLES), longest=longest)
+
+
+def logs(attempt: Attempt, *, after: int | None = None, limit: int = MAX_LOG_LINES) -> list[dict[str, Any]]:
+    """Log lines, oldest first: the first `limit` after seq `after`, or without it the last `limit`."""
+    every = log_lines.Wanted()
+    found = log_lines.before(attempt, every, None, limit) if after is None else log_lines.after(attempt, every, after, limit)
+    lines: list[dict[str, Any]] = found["logs"]
+    return lines
 
 
 def _evaluations(run: Run) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 
 from headrace import streaming
 from headrace.experiments.models import Attempt, Run
-from headrace.telemetry import log_lines, samples, selectors
+from headrace.telemetry import log_lines, sample_detail, samples, selectors
 from headrace.telemetry.access import run_or_404
 from headrace.telemetry.derive import LOG_LEVELS, OUTCOMES
 from headrace.telemetry.queries import BIGINT, BadQuery, choice, integer, number, optional_integer, text
@@ -54,8 +54,8 @@ def sample(request: HttpRequest, run: Run, number: int, seq: int) -> dict[str, A
     """One sample with its tokens, log-probs and versions. ?first=&tokens=: which of its tokens."""
     attempt = selectors.attempt_numbered(run, number) if number < 2**31 and seq <= BIGINT else None
     first = integer(request, "first", 0, 0, 10_000_000)
-    shown = integer(request, "tokens", samples.TOKENS_SHOWN, 1, samples.TOKENS_SHOWN)
-    found = samples.detail(attempt, seq, first=first, shown=shown) if attempt else None
+    shown = integer(request, "tokens", sample_detail.TOKENS_SHOWN, 1, sample_detail.TOKENS_SHOWN)
+    found = sample_detail.detail(attempt, seq, first=first, shown=shown) if attempt else None
     if found is None:
         raise Http404("no such sample")
     return {"attempt": number, **found}
