@@ -19,10 +19,13 @@ from workers.contract.events import decode_number
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,119}", re.ASCII)
 LAG_PREFIX = "lag/tokens/"  # the lag histogram as one series a lag: tokens of the step trained at that lag
+# What a lane did, as one series a cause and lane: t when a span began, value its seconds. `span/<cause>/<lane>`
+SPAN_PREFIX = "span/"
 LARGEST_LAG_KEPT = 255  # older tokens are counted at this lag, so that a runaway lag cannot eat the run's names
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OUTCOMES = ("trained", "dropped", "failed", "evaluation")
 LATEST_KINDS = ("state", "phase", "lag", "sync", "checkpoint")
+MOMENT_KINDS = frozenset({"started", "phase", "lag", "sync", "evaluation", "checkpoint", "finished"})
 _BIGINT = 2**63 - 1
 _TEXT_LIMIT = 200_000
 
@@ -64,6 +67,7 @@ class Derived:
     logs: list[LogLine] = field(default_factory=list)
     latest: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    moments: list[dict[str, Any]] = field(default_factory=list)
     started: Event | None = None
     finished: Event | None = None
     ended: dict[str, Any] | None = None  # the last event, where no start came after it
@@ -81,6 +85,8 @@ def derive(columns: Columns) -> Derived:
             _points(event, where, gathered)
         elif event.kind == "lag":
             _lag(event, where, gathered)
+        elif event.kind == "spans":
+            _spans(event, where, gathered)
         elif event.kind == "sample":
             found.samples.append(_sample(event, where))
         elif event.kind == "log":
@@ -95,6 +101,8 @@ def derive(columns: Columns) -> Derived:
             found.ended = _summary(event)
         if event.kind in LATEST_KINDS:
             found.latest[event.kind] = _summary(event)
+        if event.kind in MOMENT_KINDS:
+            found.moments.append({**_summary(event), "kind": event.kind})
     found.points = {name: points.rows() for name, points in gathered.items()}
     return found
 
@@ -194,6 +202,26 @@ def _lag(event: Event, where: str, gathered: dict[str, _Points]) -> None:
         points.t.append(event.t)
         points.step.append(event.step)
         points.value.append(float(tokens))
+
+
+def _spans(event: Event, where: str, gathered: dict[str, _Points]) -> None:
+    spans = event.data.get("spans")
+    if not isinstance(spans, list):
+        raise IngestProblem("not a list", field=f"{where}.spans", value=spans, cure="send [[lane, cause, began, ended], ...]")
+    for i, span in enumerate(spans):
+        if not isinstance(span, list) or len(span) != 4:
+            raise IngestProblem("not a span", field=f"{where}.spans.{i}", value=span, cure="send [lane, cause, began, ended]")
+        lane, cause, *instants = span
+        if not isinstance(cause, str) or "/" in cause:
+            raise IngestProblem("not a cause", field=f"{where}.spans.{i}.1", value=cause, cure="a word of the time ledger")
+        began, ended = (_number(value, f"{where}.spans.{i}") for value in instants)
+        if not (math.isfinite(began) and math.isfinite(ended) and began <= ended):
+            raise IngestProblem("a span ends after it began", field=f"{where}.spans.{i}", value=span, cure="send finite Unix seconds")
+        points = gathered.setdefault(check_name(f"{SPAN_PREFIX}{cause}/{lane}", f"{where}.spans.{i}"), _Points())
+        points.seq.append(event.seq)
+        points.t.append(began)
+        points.step.append(event.step)
+        points.value.append(ended - began)
 
 
 def _log(event: Event, where: str) -> LogLine:

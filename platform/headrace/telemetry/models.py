@@ -31,6 +31,7 @@ class EventBatch(models.Model):
                 condition=models.Q(first_seq__gte=1, last_seq=models.F("first_seq") + models.F("count") - 1), name="event_batch_gap_free"
             ),
         ]
+        indexes = [models.Index(fields=["attempt", "t0"], name="event_batch_time")]  # where in the log an instant is
 
     def __str__(self) -> str:
         return f"events {self.first_seq}..{self.last_seq} of attempt {self.attempt_id}"
@@ -171,3 +172,27 @@ class LatestState(models.Model):
 
     def __str__(self) -> str:
         return f"attempt {self.attempt_id} at seq {self.seq}"
+
+
+class Moment(models.Model):
+    """One event that is rare and worth finding by its time: a sync, an evaluation, a checkpoint, a phase, the start, the end, a lag.
+
+    The time axis of a run is drawn from these rows, and what was last said before an instant is read from them.
+    """
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="moments")
+    seq = models.PositiveBigIntegerField()
+    t = models.FloatField()
+    step = models.BigIntegerField()
+    kind = models.CharField(max_length=12)
+    data = models.JSONField()
+
+    unscoped = UnscopedManager["Moment"]()
+    objects = TeamScopedManager["Moment"]("attempt__team")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "seq"], name="moment_once")]
+        indexes = [models.Index(fields=["attempt", "kind", "seq"], name="moment_kind")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.seq} of attempt {self.attempt_id}"

@@ -17,7 +17,7 @@ from django.db.models import Count, Max, Sum
 from headrace.experiments.models import Attempt
 from headrace.telemetry.columns import CHUNK_ROWS, Rows, concatenate, next_level, pack, unpack
 from headrace.telemetry.derive import LOG_LEVELS, Derived, LogLine
-from headrace.telemetry.models import LatestState, LogChunk, Sample, Series, SeriesChunk
+from headrace.telemetry.models import LatestState, LogChunk, Moment, Sample, Series, SeriesChunk
 from headrace.telemetry.problems import QuotaExceeded
 
 MERGE_PIECES = 32
@@ -32,12 +32,14 @@ def apply(attempt: Attempt, found: Derived, last_seq: int, *, names_quota: int |
         Sample.unscoped.bulk_create([Sample(attempt=attempt, **row) for row in found.samples])
     if found.logs:
         LogChunk.unscoped.bulk_create([_log_chunk(attempt, found.logs)])
+    if found.moments:
+        Moment.unscoped.bulk_create([Moment(attempt=attempt, **row) for row in found.moments])
     _update_latest(attempt, found, last_seq)
 
 
 def clear(attempt: Attempt) -> None:
     """Forget everything derived of this attempt; its events stay."""
-    for model in (SeriesChunk, Series, Sample, LogChunk, LatestState):
+    for model in (SeriesChunk, Series, Sample, LogChunk, Moment, LatestState):
         model.unscoped.filter(attempt=attempt).delete()
 
 

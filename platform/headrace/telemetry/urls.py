@@ -2,12 +2,14 @@
 
 from django.urls import path
 
-from headrace.telemetry import views, views_samples
+from headrace.telemetry import views, views_samples, views_travel
 
 app_name = "telemetry"
 
 urlpatterns = [
     path("runs/<str:public_id>/snapshot.json", views.snapshot, name="snapshot"),
+    path("runs/<str:public_id>/then.json", views_travel.then, name="then"),
+    path("runs/<str:public_id>/axis.json", views_travel.axis, name="axis"),
     path("runs/<str:public_id>/series.json", views.series_columns, name="series"),
     path("runs/<str:public_id>/events.json", views.events, name="events"),
     path("runs/<str:public_id>/lag.json", views.lag, name="lag"),
