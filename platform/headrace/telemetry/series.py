@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry.columns import FANOUT, Rows, bucket, concatenate, empty, unpack
-from headrace.telemetry.derive import LAG_PREFIX
+from headrace.telemetry.derive import LAG_PREFIX, SPAN_PREFIX
 from headrace.telemetry.models import Series, SeriesChunk
+from workers.contract.metrics import CATALOGUE
 
 MAX_BUCKETS = 2000
 MAX_NAMES = 64
@@ -52,8 +53,7 @@ def read(
 ) -> dict[str, dict[str, Any]]:
     """Columns for each name that has data, ready for JSON. The caller has checked access to the run."""
     buckets = max(2, min(buckets, MAX_BUCKETS))
-    segments = _segments(run, names, x, lo, hi)
-    return {name: _columns(parts, x, buckets) for name, parts in segments.items()}
+    return {name: _columns(parts, x, buckets) for name, parts in segments(run, names, x, lo, hi).items()}
 
 
 def read_runs(runs: Sequence[Run], name: str, *, buckets: int) -> dict[int, dict[str, Any]]:
@@ -77,17 +77,38 @@ def read_runs(runs: Sequence[Run], name: str, *, buckets: int) -> dict[int, dict
 
 
 def names(run: Run) -> list[str]:
-    """Every series name of the run, lag histogram left out, in order."""
+    """Every series name of the run, in order; what the lag histogram and the timeline are kept in is left out."""
     found = Series.objects.for_team(run.team_id).filter(attempt__run=run).values_list("name", flat=True).distinct()
-    return sorted(name for name in found if not name.startswith(LAG_PREFIX))
+    return sorted(name for name in found if not name.startswith((LAG_PREFIX, SPAN_PREFIX)))
+
+
+def described(run: Run) -> list[dict[str, Any]]:
+    """The same series, each with what the catalogue says of it and its last value: what a reader searches. In order of name."""
+    rows = Series.objects.for_team(run.team_id).filter(attempt__run=run).order_by("name", "attempt__number")
+    found: dict[str, dict[str, Any]] = {}
+    for name, count, step, value in rows.values_list("name", "count", "last_step", "last_value"):
+        if name.startswith((LAG_PREFIX, SPAN_PREFIX)):
+            continue
+        known = CATALOGUE.get(name)
+        row = {
+            "name": name,
+            "title": known.title if known else name,
+            "unit": known.unit if known else "",
+            "group": known.group if known else name.partition("/")[0],
+            "text": known.description if known else "",
+            "overview": bool(known and known.overview),
+        }
+        points = found[name]["points"] if name in found else 0
+        found[name] = {**row, "points": points + count, "last": value, "step": step}
+    return list(found.values())
 
 
 def lag_histogram(run: Run, buckets: int = 500) -> dict[str, list[Any]]:
     """{steps, lags, tokens[lag][step]}: tokens trained at each lag, over steps. Superseded steps are left out."""
     every = Series.objects.for_team(run.team_id).filter(attempt__run=run, name__startswith=LAG_PREFIX)
     lags = sorted({int(name.removeprefix(LAG_PREFIX)) for name in every.values_list("name", flat=True)})
-    segments = _segments(run, [f"{LAG_PREFIX}{lag}" for lag in lags], "step", None, None)
-    kept = {lag: concatenate([part.rows.where(~part.faint) for part in segments.get(f"{LAG_PREFIX}{lag}", [])]) for lag in lags}
+    found = segments(run, [f"{LAG_PREFIX}{lag}" for lag in lags], "step", None, None)
+    kept = {lag: concatenate([part.rows.where(~part.faint) for part in found.get(f"{LAG_PREFIX}{lag}", [])]) for lag in lags}
     all_steps = np.unique(np.concatenate([rows.step1 for rows in kept.values()])) if kept else np.empty(0, dtype=np.int64)
     if not len(all_steps):
         return {"steps": [], "lags": [], "tokens": []}
@@ -115,7 +136,8 @@ def successor_starts(attempts: Iterable[Attempt]) -> dict[int, int | None]:
     return starts
 
 
-def _segments(run: Run, wanted: list[str], x: Axis, lo: float | None, hi: float | None) -> dict[str, list[Segment]]:
+def segments(run: Run, wanted: list[str], x: Axis, lo: float | None, hi: float | None) -> dict[str, list[Segment]]:
+    """{name: rows of each attempt that has some}, from one level of chunks each; names without data are left out."""
     attempts = list(Attempt.objects.for_team(run.team_id).filter(run=run).order_by("number"))
     starts = successor_starts(attempts)
     rows = Series.objects.for_team(run.team_id).filter(attempt__run=run, name__in=wanted)

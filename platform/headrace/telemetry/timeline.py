@@ -1,0 +1,189 @@
+"""What every lane did and when, for any stretch of a run: single spans where few are in it, shares a bucket where many are.
+
+Spans are kept as series, one for each cause and lane (`derive.SPAN_PREFIX`): a point's time is when the span began, its value how long
+it took. So a week of them is read like any chart, one level of chunks. A run that sent none (it began before its engine told them) is
+drawn from the differences of the time ledger between its state events, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.experiments.models import Attempt, Run
+from headrace.telemetry import codec
+from headrace.telemetry.columns import Rows, concatenate
+from headrace.telemetry.derive import SPAN_PREFIX
+from headrace.telemetry.models import EventBatch, LatestState, Series
+from headrace.telemetry.series import Segment, segments
+
+MOST_SPANS = 4000  # more of them in the window are told as shares
+LEDGER_POINTS = 240
+SYNCS = 200
+_SYNC_BATCHES = 400
+
+Lanes = dict[str, dict[str, Any]]
+
+
+def timeline(run: Run, lo: float | None = None, hi: float | None = None, *, buckets: int = 600) -> dict[str, Any]:
+    """{source, began, ended, from, to, mode, lanes, edges}: times in Unix seconds.
+
+    mode "spans": lanes[lane][cause] = [[began, ended], ...]; "shares": lanes[lane][cause] = seconds in each bucket between `edges`.
+    source "none": nothing was told yet.
+    """
+    bounds = _bounds(run)
+    if bounds is None:
+        return {"source": "none", "mode": "shares", "lanes": {}, "edges": []}
+    began, ended = bounds
+    low, high = began if lo is None else max(lo, began), ended if hi is None else min(hi, ended)
+    if high <= low:
+        low, high = began, ended
+    frame = {"began": began, "ended": ended, "from": low, "to": high}
+    told = Series.objects.for_team(run.team_id).filter(attempt__run=run, name__startswith=SPAN_PREFIX)
+    names = list(told.values_list("name", flat=True).distinct())
+    if not names:
+        return {**frame, "source": "ledger", "mode": "shares", **_from_ledger(run, low, high)}
+    # A span that began before the window may reach into it
+    found = segments(run, names, "time", low - (high - low), high)
+    rows = {name: (_joined(parts), max(part.level for part in parts)) for name, parts in found.items()}
+    exact = all(level == 0 for _, level in rows.values())
+    if exact and sum(len(part) for part, _ in rows.values()) <= MOST_SPANS:
+        return {**frame, "source": "spans", "mode": "spans", "lanes": _spans(rows, low, high)}
+    edges = np.linspace(low, high, buckets + 1)
+    return {**frame, "source": "spans", "mode": "shares", "lanes": _shares(rows, edges), "edges": _rounded(edges)}
+
+
+def ledgers(run: Run) -> list[dict[str, Any]]:
+    """The time ledger of every attempt as it last told it: {attempt, wall_s, lanes[lane][cause] seconds}."""
+    rows = LatestState.objects.for_team(run.team_id).filter(attempt__run=run).select_related("attempt").order_by("attempt__number")
+    found = []
+    for row in rows:
+        time = ((row.state or {}).get("data") or {}).get("time")
+        if isinstance(time, dict) and isinstance(time.get("lanes"), dict):
+            found.append({"attempt": row.attempt.number, "wall_s": time.get("wall_s"), "lanes": time["lanes"]})
+    return found
+
+
+def syncs(run: Run, limit: int = SYNCS) -> list[dict[str, Any]]:
+    """The newest publishes, oldest first: version, bytes, transport, payload, phases and pauses as the engine told them."""
+    found: list[dict[str, Any]] = []
+    stored = EventBatch.objects.for_team(run.team_id).filter(attempt__run=run).order_by("-attempt__number", "-first_seq")
+    for number, body, first, packing in stored.values_list("attempt__number", "body", "first_seq", "codec")[:_SYNC_BATCHES].iterator(
+        chunk_size=16
+    ):
+        mine = [event for event in codec.unpack(body, first, packing).events() if event.kind == "sync"]
+        for event in reversed(mine):
+            found.append({**event.data, "attempt": number, "seq": event.seq, "t": event.t, "step": event.step})
+            if len(found) == limit:
+                return found[::-1]
+    return found[::-1]
+
+
+def _bounds(run: Run) -> tuple[float, float] | None:
+    attempts = list(Attempt.objects.for_team(run.team_id).filter(run=run).order_by("number"))
+    first = last = None
+    for attempt in attempts:
+        batches = EventBatch.objects.for_team(run.team_id).filter(attempt=attempt)
+        head = batches.order_by("first_seq").values_list("t0", flat=True).first()
+        if head is None:
+            continue
+        tail = batches.order_by("-first_seq").values_list("t1", flat=True).first()
+        first = head if first is None else min(first, head)
+        last = max(tail or head, last or head)
+    if first is None or last is None or last <= first:
+        return None
+    return first, last
+
+
+def _joined(parts: list[Segment]) -> Rows:
+    return concatenate([part.rows for part in parts])
+
+
+def _named(name: str) -> tuple[str, str]:
+    """(lane, cause) of a span series."""
+    cause, _, lane = name.removeprefix(SPAN_PREFIX).partition("/")
+    return lane, cause
+
+
+def _ends(rows: Rows) -> NDArray[np.float64]:
+    return rows.t1 + np.nan_to_num(rows.last)
+
+
+def _spans(rows: dict[str, tuple[Rows, int]], low: float, high: float) -> Lanes:
+    lanes: Lanes = {}
+    for name, (part, _) in sorted(rows.items()):
+        lane, cause = _named(name)
+        ends = _ends(part)
+        kept = (ends >= low) & (part.t0 <= high)
+        if kept.any():
+            pairs = np.stack([np.maximum(part.t0[kept], low), np.minimum(ends[kept], high)], axis=1)
+            lanes.setdefault(lane, {})[cause] = np.round(pairs, 4).tolist()
+    return lanes
+
+
+def _shares(rows: dict[str, tuple[Rows, int]], edges: NDArray[np.float64]) -> Lanes:
+    lanes: Lanes = {}
+    for name, (part, _) in sorted(rows.items()):
+        lane, cause = _named(name)
+        busy = np.nan_to_num(part.mean) * (part.count - part.nonfinite)
+        # Work done up to each start and end: what lies between two edges is the difference there
+        before = np.concatenate([[0.0], np.cumsum(busy)])
+        instants = np.maximum.accumulate(np.stack([part.t0, np.maximum(_ends(part), part.t0)], axis=1).ravel())
+        done = np.repeat(before, 2)[1:-1]
+        spent = np.diff(np.interp(edges, instants, done))
+        if spent.any():
+            lanes.setdefault(lane, {})[cause] = _rounded(spent)
+    return lanes
+
+
+def _from_ledger(run: Run, low: float, high: float) -> dict[str, Any]:
+    """Differences between state events, of at most LEDGER_POINTS batches spread over the window."""
+    edges: list[float] = [low]
+    spent: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for attempt in Attempt.objects.for_team(run.team_id).filter(run=run).order_by("number"):
+        before: dict[str, Any] = {}
+        for t, ledger in _states(attempt, low, high):
+            lanes = ledger.get("lanes") or {}
+            start = t - float(ledger.get("wall_s") or 0.0)
+            if not before and start > edges[-1]:
+                edges.append(start)  # nothing is known of the time between two attempts
+            if t > edges[-1]:
+                known = before or start >= low - 1.0
+                for lane, causes in lanes.items() if known else ():
+                    for cause, value in causes.items():
+                        gained = float(value) - float(before.get(lane, {}).get(cause, 0.0))
+                        if gained > 0:
+                            spent[lane, cause][len(edges) - 1] = gained
+                edges.append(t)
+            before = lanes
+    lanes_found: Lanes = {}
+    for (lane, cause), places in sorted(spent.items()):
+        lanes_found.setdefault(lane, {})[cause] = [round(places.get(place, 0.0), 4) for place in range(len(edges) - 1)]
+    return {"lanes": lanes_found, "edges": [round(edge, 4) for edge in edges]}
+
+
+def _states(attempt: Attempt, low: float, high: float) -> list[tuple[float, dict[str, Any]]]:
+    """(t, time ledger) of the last state event of some batches of the window, oldest first, and of one before it."""
+    batches = EventBatch.objects.for_team(attempt.team_id).filter(attempt=attempt)
+    keys = list(batches.filter(t1__gte=low, t0__lte=high).order_by("first_seq").values_list("pk", flat=True))
+    before = batches.filter(t1__lt=low).order_by("-first_seq").values_list("pk", flat=True).first()
+    places = np.linspace(0, len(keys) - 1, min(len(keys), LEDGER_POINTS)).astype(int) if keys else ()
+    chosen = {keys[place] for place in places}
+    if before is not None:
+        chosen.add(before)
+    found = []
+    for body, first, packing in (
+        batches.filter(pk__in=chosen).order_by("first_seq").values_list("body", "first_seq", "codec").iterator(chunk_size=16)
+    ):
+        states = [event for event in codec.unpack(body, first, packing).events() if event.kind == "state"]
+        if states and isinstance(states[-1].data.get("time"), dict):
+            found.append((states[-1].t, states[-1].data["time"]))
+    return found
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float]:
+    rounded: list[float] = np.round(values, 4).tolist()
+    return rounded
