@@ -14,8 +14,8 @@ from headrace.compare import selectors, services
 from headrace.compare.models import SavedView
 from headrace.experiments.problems import BadInput
 from headrace.teams.policy import can
-from headrace.teams.services import NotAllowed
 from headrace.teams.selectors import SESSION_TEAM
+from headrace.teams.services import NotAllowed
 from headrace.teams.views import current_team
 
 
