@@ -1,28 +1,42 @@
-"""The `headrace` command.
+"""The `headrace` command: the server of this machine, and any server's runs.
 
-headrace up       start everything on this machine and watch it
-headrace demo     the same, then launch the demo run and show it live
-headrace runs     the newest runs
-headrace migrate  bring the database up to date
-headrace manage   any Django management command
+headrace up, demo                     start everything here; launch the demo run too
+headrace login, launch, watch, tail   talk to a server
+headrace --help                       the rest
 
-Exit codes: 0 fine, 2 wrong command line or config, 5 this machine lacks something (the message says what and what to do).
+Exit codes: 0 fine, 1 the run failed or the server refused, 2 wrong command line or config, 5 this machine lacks something (the
+message says what and what to do).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+
+from headrace.client import commands, login
+from headrace.client.commands import AsJson, Server, TokenFile, connected
 from headrace.supervisor import parts, pidfile
-from headrace.supervisor.demo import DemoOptions, check_config, launch, prepare_model, report, runs_table, sign_in_link, watch
+from headrace.supervisor.demo import DemoOptions, check_config, prepare_model, report, runs_table, sign_in_link, watch
+from headrace.supervisor.demo import launch as launch_demo
 from headrace.supervisor.layout import Layout, default_data_dir
 from headrace.supervisor.progress import Console
 from headrace.supervisor.up import Stopped, Supervisor
 from workers.contract.errors import ConfigError, ExitCode, HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    help="Launch, watch and compare asynchronous RL post-training runs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="where database, runs and models lie (default: ~/.local/share/headrace)")]
+Port = Annotated[int | None, typer.Option("--port", help="port of the web page on 127.0.0.1 (default: 8700)")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,41 +44,104 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["manage"], ["migrate"]):
         return _manage(arguments[1:] if arguments[0] == "manage" else arguments)
-    options = _parser().parse_args(arguments)
-    console = Console()
     try:
-        if options.command == "runs":
-            return _runs(console, options.data_dir)
-        return _up(console, options)
+        found: Any = app(arguments, standalone_mode=False)
     except ConfigError as error:
         for problem in error.problems:
-            console.plain(f"headrace: {problem}")
+            _complain(str(problem))
         return int(ExitCode.USAGE)
     except HeadraceError as error:
-        console.plain(f"headrace: {error}")
+        _complain(str(error))
         return int(error.exit_code)
+    except typer.Abort:
+        return 130
+    except typer.Exit as wish:
+        return wish.exit_code
+    except Exception as error:
+        if not hasattr(error, "show"):  # a usage error of the command line shows itself
+            raise
+        error.show()
+        return int(ExitCode.USAGE)
+    return found if isinstance(found, int) else int(ExitCode.OK)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headrace", description="Launch, watch and compare asynchronous RL post-training runs.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--data-dir", type=Path, help="where database, runs and models live (default: ~/.local/share/headrace)")
-    serving = argparse.ArgumentParser(add_help=False, parents=[shared])
-    serving.add_argument("--port", type=int, help="port of the web page on 127.0.0.1 (default: 8700)")
-    commands.add_parser("up", parents=[serving], help="start everything on this machine and watch it")
-    demo = commands.add_parser("demo", parents=[serving], help="start everything, launch the demo run, show it live")
-    demo.add_argument("--steps", type=int, help="optimizer steps of the demo run (default: the preset's)")
-    demo.add_argument("--task", help="a reasoning-gym dataset or a JSONL file (default: the preset's)")
-    demo.add_argument("--preset", help="a preset's name (default: demo)")
-    demo.add_argument("--set", dest="sets", action="append", default=[], metavar="PATH=VALUE", help="any other value of the config")
-    demo.add_argument("--no-run", action="store_true", help="start everything, launch nothing")
-    demo.add_argument("--once", action="store_true", help="stop when the demo run is over; the exit code says how it ended")
-    demo.add_argument("--yes", action="store_true", help="ask nothing")
-    commands.add_parser("runs", parents=[shared], help="the newest runs")
-    commands.add_parser("migrate", help="bring the database up to date")
-    commands.add_parser("manage", help="any Django management command")
-    return parser
+@app.command()
+def up(data_dir: DataDir = None, port: Port = None) -> int:
+    """Start everything on this machine and watch it."""
+    return _up(Console(), _layout(data_dir, port), None, once=False)
+
+
+@app.command()
+def demo(
+    data_dir: DataDir = None,
+    port: Port = None,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps of the demo run (default: the preset's)")] = None,
+    task: Annotated[str | None, typer.Option(help="a reasoning-gym dataset or a JSONL file (default: the preset's)")] = None,
+    preset: Annotated[str | None, typer.Option(help="a preset's name (default: demo)")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="any other value of the config")] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="start everything, launch nothing")] = False,
+    once: Annotated[bool, typer.Option("--once", help="stop when the demo run is over; the exit code says how it ended")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="ask nothing")] = False,
+) -> int:
+    """Start everything, launch the demo run, show it live."""
+    wanted = DemoOptions(steps=steps, task=task, preset=preset, sets=tuple(sets or ()))
+    config = None if no_run else check_config(wanted)
+    return _up(Console(), _layout(data_dir, port), config, once=once)
+
+
+@app.command()
+def runs(
+    data_dir: DataDir = None,
+    state: Annotated[str, typer.Option(help="only runs in this state")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="how many")] = 20,
+    server: Server = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """The newest runs: of the server you logged in to, else of this machine's data folder."""
+    if data_dir is None and (server or os.environ.get("HEADRACE_SERVER") or login.read()):
+        with connected(server, token_file) as client:
+            for run in client.runs(state=state, limit=limit):
+                line = f"{run.id}  {run.state:<10}  {run.created[:16].replace('T', ' ')}  {run.name}"
+                typer.echo(run.model_dump_json() if as_json else line)
+        return
+    import django
+
+    _settings(data_dir)
+    django.setup()
+    for line in runs_table(limit) or ["no runs yet; start one with `headrace demo` or in the browser"]:
+        typer.echo(line)
+
+
+@app.command("login")
+def log_in(
+    server: Annotated[str | None, typer.Argument(help="for example http://127.0.0.1:8700")] = None,
+    token_file: TokenFile = None,
+    here: Annotated[bool, typer.Option("--here", help="the server of this machine: its data folder makes the token")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Remember a server and an API token, which the page /account/ makes."""
+    if here:
+        commands.log_in(*_own_token(data_dir))
+        return
+    if server is None:
+        raise typer.BadParameter("no server named -> headrace login http://127.0.0.1:8700, or headrace login --here")
+    commands.log_in(server, login.read_secret(token_file) if token_file else typer.prompt("API token", hide_input=True).strip())
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database up to date."""
+    raise AssertionError("main() answers this before the parser")
+
+
+@app.command()
+def manage() -> None:
+    """Any Django management command."""
+    raise AssertionError("main() answers this before the parser")
+
+
+commands.register(app)
 
 
 def _layout(data_dir: Path | None, port: int | None) -> Layout:
@@ -72,12 +149,8 @@ def _layout(data_dir: Path | None, port: int | None) -> Layout:
     return Layout(data=data, port=port or int(os.environ.get("HEADRACE_PORT") or 8700))
 
 
-def _up(console: Console, options: argparse.Namespace) -> int:
-    wanted = None
-    if options.command == "demo":
-        wanted = DemoOptions(steps=options.steps, task=options.task, preset=options.preset, sets=tuple(options.sets))
-    config = check_config(wanted) if wanted and not options.no_run else None
-    supervisor = Supervisor(_layout(options.data_dir, options.port), console.say)
+def _up(console: Console, layout: Layout, config: dict[str, Any] | None, *, once: bool) -> int:
+    supervisor = Supervisor(layout, console.say)
     code = int(ExitCode.OK)
     try:
         supervisor.start()
@@ -87,11 +160,11 @@ def _up(console: Console, options: argparse.Namespace) -> int:
         link = sign_in_link(console)
         console.plain(f"\n    Headrace runs at {link}\n    Ctrl-C stops everything.\n")
         if config:
-            run = launch(config)
+            run = launch_demo(config)
             console.say(f"launched run {run.public_id}: {supervisor.layout.base_url}/runs/{run.public_id}/")
             reading = watch(supervisor, console, run)
             report(console, reading)
-            if options.once:
+            if once:
                 code = int(ExitCode.OK if reading.state == "succeeded" else ExitCode.FAILED)
                 raise Stopped
         while True:
@@ -116,14 +189,23 @@ def _settings(data_dir: Path | None) -> Layout:
     return layout
 
 
-def _runs(console: Console, data_dir: Path | None) -> int:
+def _own_token(data_dir: Path | None) -> tuple[str, str]:
+    """Who may read the data folder owns the server: a token of its first administrator. Raises NotLoggedIn before the first sign-in."""
     import django
 
-    _settings(data_dir)
+    layout = _settings(data_dir)
     django.setup()
-    for line in runs_table() or ["no runs yet; start one with `headrace demo` or in the browser"]:
-        console.plain(line)
-    return int(ExitCode.OK)
+    from headrace.teams.models import User
+    from headrace.teams.selectors import current_team
+    from headrace.teams.services import issue_api_token
+
+    admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    team = current_team(admin) if admin else None
+    if admin is None or team is None:
+        raise login.NotLoggedIn("nobody has signed in yet", field="user", cure="open the link that `headrace up` prints, then log in here")
+    _, secret = issue_api_token(user=admin, team=team, name="command line", scope="write")
+    running = pidfile.running(layout)
+    return f"http://127.0.0.1:{running['port'] if running else layout.port}", secret
 
 
 def _manage(arguments: list[str]) -> int:
@@ -132,6 +214,10 @@ def _manage(arguments: list[str]) -> int:
     _settings(None)
     execute_from_command_line(["headrace manage", *arguments])
     return int(ExitCode.OK)
+
+
+def _complain(text: str) -> None:
+    typer.echo(f"headrace: {text}", err=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from headrace.teams import services as teams
 from headrace.teams.models import Membership
 from headrace.telemetry.models import EventBatch
 from tests.platform_tests.telemetry_rig import Rig, document, metric, new_rig
-from workers.contract.events import MAX_BATCH_BYTES
+from workers.contract.events import MAX_BATCH_BYTES, Control
 
 pytestmark = pytest.mark.django_db
 
@@ -49,11 +49,11 @@ def ship(rig: Rig, body: Any, token: str | None = None, **headers: str) -> Any:
 def test_a_batch_is_stored_and_answered(rig: Rig) -> None:
     got = ship(rig, document([metric(0.5)]))
     assert got.status_code == 200
-    assert got.json() == {"ingested_through": 1, "control": {"cancel": False, "checkpoint_now": 0, "stop_after_step": False}}
+    assert got.json() == {"ingested_through": 1, "control": Control().model_dump()}
     packed = gzip.compress(json.dumps(document([metric(0.6)], first=2)).encode())
     assert ship(rig, packed, **{"Content-Encoding": "gzip"}).json()["ingested_through"] == 2
     mark = Client().get(f"/api/v1/attempts/{rig.attempt.public_id}/mark", headers={"Authorization": f"Bearer {rig.token}"})
-    control = {"cancel": False, "checkpoint_now": 0, "stop_after_step": False}
+    control = Control().model_dump()
     assert mark.json() == {"attempt": rig.attempt.public_id, "fence": 1, "ingested_through": 2, "control": control}
 
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpRequest
-from ninja import Router, Schema
+from ninja import Router
 
+from headrace.api.schemas import CheckIn, CheckOut
 from workers.contract import compat, loading, presets
 from workers.contract.config import RunConfig
 
 router = Router(tags=["configs"])
-
-
-class CheckIn(Schema):
-    """A config to resolve, as in POST /runs."""
-
-    config: dict[str, Any] = {}
-    preset: str | None = None
-    set: list[str] = []
 
 
 @router.get("/config/schema", summary="JSON Schema of RunConfig")
@@ -27,7 +20,7 @@ def schema(request: HttpRequest) -> dict[str, Any]:
     return RunConfig.model_json_schema()
 
 
-@router.post("/config/check", summary="Resolve a config without starting it")
+@router.post("/config/check", response=CheckOut, summary="Resolve a config without starting it")
 def check(request: HttpRequest, payload: CheckIn) -> dict[str, Any]:
     """The resolved config with its digest and warnings, or 422 with every fault."""
     config = loading.resolve(payload.config, payload.preset, payload.set)

@@ -17,7 +17,7 @@ from headrace.telemetry.columns import Rows, from_points
 from headrace.telemetry.problems import IngestProblem
 from workers.contract.events import decode_number
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,119}", re.ASCII)
+NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_./:@+-]{0,119}", re.ASCII)
 LAG_PREFIX = "lag/tokens/"  # the lag histogram as one series a lag: tokens of the step trained at that lag
 # What a lane did, as one series a cause and lane: t when a span began, value its seconds. `span/<cause>/<lane>`
 SPAN_PREFIX = "span/"
@@ -114,7 +114,7 @@ def check_name(name: Any, where: str) -> str:
             "not a series name",
             field=where,
             value=name,
-            cure="1 to 120 characters: letters, digits and _ . / : @ + -, beginning with a letter or digit",
+            cure="1 to 120 characters: letters, digits and _ . / : @ + -, no two dots in a row, beginning with a letter or digit",
         )
     return name
 
