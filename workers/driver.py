@@ -32,6 +32,7 @@ from workers.environments.build import build as build_environment
 from workers.folder import claim, log_tail, write_json
 from workers.ledger import SampleLedger, TimeLedger
 from workers.logs import LogFollower
+from workers.machine import Machine
 from workers.parts import TRAINER, Parts
 from workers.pipeline import Pipeline
 from workers.pool import Pool
@@ -90,6 +91,7 @@ class Driver:
         self.scratch.mkdir(exist_ok=True)
         lanes = [f"generator/{index}" for index in range(config.rollout.engines)] + [TRAINER]
         self._logs = LogFollower(out / "logs", self.emit.log)
+        self._machine = Machine(out)
         self.samples = SampleLedger()
         self.time = TimeLedger(self._clock, lanes)
         self.progress = Progress()
@@ -127,8 +129,10 @@ class Driver:
         return self._finish(error)
 
     async def _follow_logs(self) -> None:
+        """Beside the attempt from its first second: what processes print, how the machine is, and what start-up takes."""
         while True:
             await self._clock.sleep(1.0)
+            self.emit.metrics(await asyncio.to_thread(self._machine.read))
             self._logs.look()
             if self._last_parts is None:  # until the flow tells its own
                 report.spans(self.emit, self.time)
@@ -234,6 +238,7 @@ class Driver:
 
     def _finish(self, error: BaseException | None) -> dict[str, Any]:
         self._logs.look(last=True)
+        self._machine.close()
         outcome = "cancelled" if isinstance(error, Cancelled | Fenced) else "failed" if error else "succeeded"
         summary = summarise(self.config, self.progress, self.samples, self.time, outcome)
         summary["evaluations"] = self.progress.evaluations

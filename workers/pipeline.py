@@ -261,7 +261,9 @@ class Pipeline:
             self._swapping = False
         parts.progress.version = manifest.version
         for group in self.flight.give_up(manifest.version):
-            parts.samples.drop(len(group.slots) + len(group.samples) or parts.config.batch.group_size, "cancelled", buffered=False)
+            given_up = len(group.slots) + len(group.samples) or parts.config.batch.group_size
+            parts.samples.drop(given_up, "cancelled", buffered=False)
+            parts.progress.told.count("cancelled", given_up)
             self._groups -= 1
         self._done["publish"] = parts.progress.step
         self._unpublished = 0

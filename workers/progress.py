@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.records import Batch, Group, Prompt, from_wire, to_wire
+from workers.told import Told
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Progress:
     evaluations: list[dict[str, float]] = field(default_factory=list)
     trained_before: int = 0  # samples trained by earlier attempts: rates are of this one
     unfinished: list[Group] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
 
     def next_group_id(self) -> str:
         self.groups_dispatched += 1
@@ -48,12 +50,15 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         """For a checkpoint; `restore` is its inverse."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("batch", "unfinished")}
-        return {**plain, "batch": to_wire(self.batch)}
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("batch", "unfinished", "told")}
+        return {**plain, "batch": to_wire(self.batch), "told": self.told.saved()}
 
     def restore(self, saved: dict[str, Any], under_way: list[dict[str, Any]]) -> None:
         """`under_way` holds id, prompt and open slots of every group that was in flight."""
+        self.told.restore(saved.get("told", {}))
         for name, value in saved.items():
+            if name == "told":
+                continue
             setattr(self, name, [from_wire(Group, item) for item in value] if name == "batch" else value)
         self.unfinished = [
             Group(item["id"], from_wire(Prompt, item["prompt"]), self.version, slots=item.get("slots", [])) for item in under_way

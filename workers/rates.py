@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from workers.ledger import SampleLedger
 from workers.records import EngineStatus
@@ -16,9 +16,13 @@ class Rates:
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
+        self.engines: dict[str, float] = {}  # tokens a second of each
         self._points: deque[tuple[float, int, float, int, int]] = deque()
+        self._tokens: deque[tuple[float, dict[str, int]]] = deque()
 
-    def update(self, now: float, engines: Collection[EngineStatus], ledger: SampleLedger) -> None:
+    def update(self, now: float, statuses: Mapping[str, EngineStatus], ledger: SampleLedger) -> None:
+        self._each(now, statuses)
+        engines = statuses.values()
         tokens = sum(engine.generated_tokens for engine in engines)
         decode_s = sum(engine.decode_s for engine in engines)
         returned = ledger.dispatched - ledger.in_flight
@@ -34,3 +38,11 @@ class Rates:
             }
         if decode1 > decode0:
             self.values["decode_tokens_per_s"] = (tokens1 - tokens0) / (decode1 - decode0)
+
+    def _each(self, now: float, statuses: Mapping[str, EngineStatus]) -> None:
+        self._tokens.append((now, {name: status.generated_tokens for name, status in statuses.items()}))
+        while now - self._tokens[0][0] > WINDOW_S:
+            self._tokens.popleft()
+        began, before = self._tokens[0]
+        if now > began:
+            self.engines = {name: (tokens - before[name]) / (now - began) for name, tokens in self._tokens[-1][1].items() if name in before}

@@ -179,6 +179,8 @@ class EngineStatus:
     rss: int
     decode_steps: int = 0  # since start
     longest_decode_s: float = 0.0  # one decode step, since start: what a pause is measured by
+    kv_tokens: int | None = None  # positions of running samples whose keys and values are held; None: the engine cannot tell
+    kv_capacity: int | None = None  # positions that there is room for now
 
 
 _NESTED: dict[type, dict[str, type]] = {

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from workers.contract.errors import EngineError
-from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
+from workers.records import Batch, EngineStatus, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
 from workers.steering import steps_total
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SPANS_EVERY_S = 0.2  # quick steps share an event
 SAMPLES_A_STEP = 8
+MOST_ENGINES = 64  # with series of their own
 SAMPLES_A_GROUP = 2
 _THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync", "paused": "paused"}
 
@@ -34,6 +35,8 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     equal = sum(len(set(group.rewards)) == 1 for group in batch.groups)
     tokens = sum(lags.values())
+    for group in batch.groups:
+        parts.progress.told.add("trained", group, group.samples)
     parts.emit.metrics(
         {
             **result.metrics,
@@ -79,7 +82,8 @@ def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: f
 
 
 def dropped(parts: Parts, group: Group, reason: str) -> None:
-    """One sample of a dropped group is shown, with the reason."""
+    """One sample of a dropped group is shown, with the reason; all are in the figures."""
+    parts.progress.told.add(reason, group, group.samples)
     for sample in group.samples[:1]:
         _sample(parts, group.id, group.prompt, sample, "dropped", reason=reason)
 
@@ -104,6 +108,7 @@ def no_progress(refused: Counter[str]) -> EngineError:
 
 def left(parts: Parts, group: Group, samples: list[Sample], reason: str) -> None:
     """Samples that leave their group: shown with the reason. One whose judgement failed is logged, and is never a reward of 0."""
+    parts.progress.told.add(reason, group, samples)
     for sample in samples[:SAMPLES_A_GROUP]:
         if reason == "scoring_failed":
             parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
@@ -207,7 +212,7 @@ def state(parts: Parts) -> None:
             **parts.rates.values,
         },
         "buffer": {"depth": units(parts, parts.buffer.contents()), "capacity": parts.buffer.capacity, "unit": parts.config.buffer.unit},
-        "samples": parts.samples.as_dict(),
+        "samples": {**parts.samples.as_dict(), "told": progress.told.as_dict()},
         "time": parts.time.as_dict(),
         "lag": {"mean": progress.lag_sum / progress.lag_tokens if progress.lag_tokens else None, "max": progress.lag_max},
         "sync": {"count": progress.sync_count, **progress.last_sync},
@@ -226,7 +231,7 @@ def spans(emit: Emitter, time: TimeLedger, every_s: float = 0.0) -> None:
 async def pulse(parts: Parts) -> None:
     """Called again and again beside the flow: each engine's load and the state as it is, then a second's wait."""
     await parts.pool.refresh()
-    parts.rates.update(parts.clock.now(), parts.pool.statuses.values(), parts.samples)
+    parts.rates.update(parts.clock.now(), parts.pool.statuses, parts.samples)
     _gauges(parts)
     state(parts)
     await parts.clock.sleep(1.0)
@@ -247,7 +252,26 @@ def _gauges(parts: Parts) -> None:
         values["time/decode_step_longest_s"] = max(engine.longest_decode_s for engine in statuses)
     if "decode_tokens_per_s" in parts.rates.values:
         values["throughput/decode_tokens_per_s"] = parts.rates.values["decode_tokens_per_s"]
+    for name in list(parts.pool.engines)[:MOST_ENGINES]:
+        if name in parts.pool.statuses:
+            values.update(_engine(parts, name, parts.pool.statuses[name]))
     parts.emit.metrics(values)
+
+
+def _engine(parts: Parts, name: str, status: EngineStatus) -> dict[str, float]:
+    """One engine's gauges. The version is the one that its tokens are drawn from now."""
+    values: dict[str, float] = {
+        f"engine/{name}/running": status.running,
+        f"engine/{name}/waiting": status.waiting,
+        f"engine/{name}/version": status.version,
+    }
+    if name in parts.rates.engines:
+        values[f"engine/{name}/tokens_per_s"] = parts.rates.engines[name]
+    if status.kv_tokens is not None:
+        values[f"engine/{name}/kv_tokens"] = status.kv_tokens
+        if status.kv_capacity:
+            values[f"engine/{name}/kv_share"] = status.kv_tokens / status.kv_capacity
+    return values
 
 
 def _sample(

@@ -28,6 +28,17 @@ def test_every_metric_is_described_and_named_by_its_key() -> None:
     for name, metric in metrics.CATALOGUE.items():
         assert metric.name == name and metric.title and metric.description.endswith((".", ":"))
         assert metric.group in get_args(metrics.Group)
+    for name, metric in metrics.PATTERNS.items():
+        assert metric.name == name and metric.title and metric.description.endswith(".") and metric.group in get_args(metrics.Group)
+
+
+def test_a_metric_with_a_part_filled_in_is_found_and_a_stranger_is_not() -> None:
+    found = metrics.describe("engine/generator/3/kv_share")
+    assert found is not None and (found.title, found.unit) == ("Cache in use (generator/3)", "share")
+    gpu = metrics.describe("system/gpu/0/utilization")
+    assert gpu is not None and gpu.name == "system/gpu/0/utilization"
+    assert metrics.describe("reward/mean") is metrics.CATALOGUE["reward/mean"]
+    assert metrics.describe("engine/generator/3/mood") is None and metrics.describe("mine") is None
 
 
 @pytest.mark.parametrize("path", list(fields.table()))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Group = Literal["reward", "flow", "staleness", "sync", "loss", "throughput", "evaluation", "time", "samples"]
+Group = Literal["reward", "flow", "staleness", "sync", "loss", "throughput", "evaluation", "time", "samples", "engine", "system"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ CATALOGUE: dict[str, Metric] = _table(
     ),
     Metric("loss/perplexity_ratio", "Perplexity ratio", "", "loss", "Mean over samples of exp of that gap: trainer over engine."),
     Metric("loss/probability_gap_max", "Largest probability gap", "", "loss", "Largest |p - q| of a token: trainer against engine."),
+    Metric(
+        "loss/masked_share", "Masked tokens", "share", "loss", "Completion tokens that are compared but have no loss (truncated, masked)."
+    ),
     Metric("loss/rejected_share", "Rejected tokens", "share", "loss", "Share of loss tokens that a correction takes out."),
     Metric("loss/kl_reference", "KL to the reference", "nats", "loss", "Mean k3 of trainer against the model before training."),
     Metric(
@@ -138,7 +142,38 @@ CATALOGUE: dict[str, Metric] = _table(
         "samples",
         "Completion tokens generated and not trained because their sample was aborted or recycled, so far.",
     ),
-    Metric("system/driver_rss", "Driver memory", "bytes", "time", "Resident memory of the driver."),
-    Metric("system/trainer_rss", "Trainer memory", "bytes", "time", "Resident memory of the trainer."),
-    Metric("system/generator_rss", "Engine memory", "bytes", "time", "Resident memory of the inference engine."),
+    Metric("system/driver_rss", "Driver memory", "bytes", "system", "Resident memory of the driver."),
+    Metric("system/trainer_rss", "Trainer memory", "bytes", "system", "Resident memory of the trainer."),
+    Metric("system/generator_rss", "Engine memory", "bytes", "system", "Resident memory of the inference engines."),
+    Metric("system/cpu_share", "Processor", "share", "system", "Busy share of all cores of the driver's machine."),
+    Metric("system/memory_used", "Memory in use", "bytes", "system", "Of the driver's machine: all that is not available."),
+    Metric("system/memory_total", "Memory", "bytes", "system", "Of the driver's machine."),
+    Metric("system/disk_free", "Disk left", "bytes", "system", "Free space where the run's folder is."),
 )
+
+# Names with a part that each run fills in: the engine's name, the number of a GPU.
+PATTERNS: dict[str, Metric] = _table(
+    Metric("engine/<engine>/running", "Busy slots", "samples", "engine", "Samples that this engine decodes."),
+    Metric("engine/<engine>/waiting", "Waiting requests", "samples", "engine", "Requests that wait for a slot of this engine."),
+    Metric("engine/<engine>/version", "Version served", "versions", "engine", "Policy version that this engine draws tokens from."),
+    Metric("engine/<engine>/tokens_per_s", "Tokens a second", "1/s", "engine", "Tokens this engine produced a second, over ten seconds."),
+    Metric("engine/<engine>/kv_tokens", "Cached tokens", "tokens", "engine", "Positions of running samples with keys and values."),
+    Metric("engine/<engine>/kv_share", "Cache in use", "share", "engine", "Those, of the positions that there is room for now."),
+    Metric(
+        "system/gpu/<index>/memory_used", "GPU memory in use", "bytes", "system", "Of this GPU of the driver's machine, by all processes."
+    ),
+    Metric("system/gpu/<index>/memory_total", "GPU memory", "bytes", "system", "Of this GPU."),
+    Metric("system/gpu/<index>/utilization", "GPU busy", "share", "system", "Share of time in which a kernel ran."),
+    Metric("system/gpu/<index>/power_w", "GPU power", "W", "system", "What this GPU draws."),
+)
+_SHAPES = [(re.compile(re.sub(r"<[a-z]+>", "(.+)", name)), metric) for name, metric in PATTERNS.items()]
+
+
+def describe(name: str) -> Metric | None:
+    """The metric of this name, one with a filled-in part included; its title names that part. None: users' own series."""
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    for shape, metric in _SHAPES:
+        if found := shape.fullmatch(name):
+            return replace(metric, name=name, title=f"{metric.title} ({found[1]})")
+    return None

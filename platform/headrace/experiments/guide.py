@@ -94,7 +94,7 @@ def axes_page(request: HttpRequest) -> HttpResponse:
             for kind, (caches, partials) in INTERRUPTS.items()
         ],
         "payloads": [{"lora": lora, "payloads": payloads} for lora, payloads in PAYLOADS.items()],
-        "metrics": metrics.CATALOGUE.values(),
+        "metrics": [*metrics.CATALOGUE.values(), *metrics.PATTERNS.values()],
         "events": events.DESCRIPTIONS.items(),
     }
     return _page(request, "axes", context)

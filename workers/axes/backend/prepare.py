@@ -28,6 +28,13 @@ class Prepared:
     advantages: dict[str, float]
     versions: dict[int, list[int]] = field(default_factory=dict)
     version: int = 0
+    hidden: int = 0  # completion tokens of compared samples that have no loss
+
+    @property
+    def masked_share(self) -> float:
+        """Completion tokens without loss, of all that are compared."""
+        trained = self.tokens(list(range(len(self.groups))))
+        return self.hidden / (self.hidden + trained) if self.hidden else 0.0
 
     def tokens(self, chosen: list[int]) -> int:
         """Loss tokens of the groups `chosen`."""
@@ -56,12 +63,14 @@ def prepare(batch: Batch, config: RunConfig) -> Prepared:
     scored = [0] * len(batch.groups)
     advantages: dict[str, float] = {}
     versions: dict[int, list[int]] = {}
+    without_loss = 0
     for (number, sample), advantage, masked_out in zip(numbered, values.tolist(), hidden, strict=True):
         if sample.reward is None:
             continue
         scored[number] += 1
         advantages[sample.rollout.id] = advantage
         if masked_out:
+            without_loss += len(sample.rollout.token_ids)
             continue
         _check(sample)
         index = len(versions)
@@ -80,7 +89,7 @@ def prepare(batch: Batch, config: RunConfig) -> Prepared:
     if config.replay.routing == "r3":
         rollouts = {sample.rollout.id: sample.rollout for _, sample in numbered}
         groups = [of_group(items, rollouts) for items in groups]
-    return Prepared(groups, scored, advantages, versions, batch.version)
+    return Prepared(groups, scored, advantages, versions, batch.version, without_loss)
 
 
 def _advantages(samples: list[Sample], groups: list[int], hidden: list[bool], config: RunConfig) -> Tensor:

@@ -82,7 +82,11 @@ class SingleProcessTrainer:
         self._steps += 1
         return StepResult(
             step=batch.step,
-            metrics={**tally.metrics(items, self._config.loss), "loss/skipped_steps": float(self._stepper.skipped)},
+            metrics={
+                **tally.metrics(items, self._config.loss),
+                **({"loss/masked_share": prepared.masked_share} if prepared.advantages else {}),
+                "loss/skipped_steps": float(self._stepper.skipped),
+            },
             advantages=prepared.advantages,
             logprobs={item.id: tally.logprobs[item.index].tolist() for item in items},
             skipped=not tally.stepped,

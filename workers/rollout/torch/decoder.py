@@ -52,6 +52,11 @@ class Decoder:
     def weights(self) -> Weights:
         return self._model.weights
 
+    @property
+    def kv_capacity(self) -> int:
+        """Positions that the slots have room for now; they grow with what is admitted."""
+        return self._slots.slots * self._slots.positions
+
     def serve(self, served: Served) -> Weights | None:
         """Called between two passes: from now on this serves. Returns the whole weights that it replaced, if any."""
         replaced = self._model.install(served.weights) if served.weights is not None else None

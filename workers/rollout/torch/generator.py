@@ -120,6 +120,8 @@ class TorchGenerator:
             rss=_resident_bytes(),
             decode_steps=totals.decode_steps,
             longest_decode_s=totals.longest_decode_s,
+            kv_tokens=sum(sequence.length for sequence in list(self._scheduler.running)),
+            kv_capacity=self._decoder.kv_capacity,
         )
 
     async def stop(self) -> None:
