@@ -20,7 +20,7 @@ function times(store) {
   const wall = store.state?.time?.wall_s;
   const start = typeof wall === "number" ? store.state.t - wall : store.attempt?.started ? Date.parse(store.attempt.started) / 1000 : null;
   if (start === null) return { start, elapsed: null };
-  return { start, elapsed: isOver(store.run) ? wall ?? null : Math.max(0, Date.now() / 1000 - start) };
+  return { start, elapsed: isOver(store.run) ? wall ?? null : Math.max(0, (store.until ?? Date.now() / 1000) - start) };
 }
 
 export function startOf(store) {
@@ -69,7 +69,7 @@ function drawQuiet(store) {
   const { run } = store;
   const quiet = byId("run-quiet");
   const silent = quietFor(store);
-  quiet.hidden = !["running", "stopping"].includes(run.state) || silent === null || silent < QUIET_S;
+  quiet.hidden = Boolean(store.until) || !["running", "stopping"].includes(run.state) || silent === null || silent < QUIET_S;
   if (!quiet.hidden) setText(quiet, `Nothing heard from the run for ${duration(silent)}. The figures below are the last it sent.`);
 }
 
@@ -86,7 +86,7 @@ export function quietFor(store) {
 
 function remaining(store, step, total) {
   const columns = store.series.get("time/step_s");
-  if (!step || !total || !columns?.value.length) return null;
+  if (!step || !total || !columns?.value.length || store.until) return null;
   const recent = columns.value.slice(-10).filter((value) => value !== null);
   if (!recent.length) return null;
   return `≈ ${duration((total - step) * (recent.reduce((sum, value) => sum + value, 0) / recent.length))}`;

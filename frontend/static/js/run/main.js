@@ -7,24 +7,29 @@ import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
 import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
 import { definePanels } from "./panels.js";
+import { inPast, viewOf } from "./past.js";
 import { Link } from "./socket.js";
 import { applyEvent, applyRun, emptyStore, heard, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
 import { registerPanel, startTabs, tellPanels } from "./tabs.js";
+import { Travel } from "./travel.js";
 
 const page = JSON.parse(byId("page-data").textContent);
 const base = `/runs/${page.run}/`;
 const store = emptyStore();
+// Events go into the store; whatever draws reads the view, which in the past shows what was then.
+const view = viewOf(store);
 
-Object.assign(store, { base, get, startOf: () => startOf(store) });
+Object.assign(store, { base, get, startOf: () => startOf(view) });
 
-const charts = new Charts(page.charts, store, () => startOf(store));
-const flow = new Flow(byId("flow"), store);
-const attempts = new Attempts(get, store, () => {
-  drawDetails(store);
+const charts = new Charts(page.charts, view, () => startOf(view));
+const flow = new Flow(byId("flow"), view);
+const travel = new Travel({ base, view, get, changed: () => drawAll() });
+const attempts = new Attempts(get, view, () => {
+  drawDetails(view);
   tellPanels(["attempt"]);
 });
 
-const drawHeadSoon = throttled(() => drawHead(store), 250);
+const drawHeadSoon = throttled(() => drawHead(view), 250);
 const drawChartsSoon = throttled(() => charts.draw(), 400);
 function drawAll() {
   attempts.draw();
@@ -42,13 +47,13 @@ function overview(touched) {
   if (any(touched, FLOWING)) flow.update();
   if (any(touched, CHARTED)) drawChartsSoon();
   if (!any(touched, COUNTED)) return;
-  drawSamplesLedger(store);
-  drawEvaluations(store);
+  drawSamplesLedger(view);
+  drawEvaluations(view);
 }
 registerPanel("overview", { open: () => overview(whole), update: (_, touched) => overview(touched) });
 registerPanel("timeline", { open: drawTime, update: drawTime });
 for (const name of ["config", "history"]) registerPanel(name, { open: drawDetails, update: drawDetails });
-definePanels({ base, store });
+definePanels({ base, store: view });
 
 function onEvents(events) {
   const touched = new Set();
@@ -58,7 +63,7 @@ function onEvents(events) {
     const kind = applyEvent(store, event);
     if (kind) touched.add(kind);
   }
-  if (!touched.size) return;
+  if (!touched.size || inPast(view)) return;
   drawHeadSoon();
   tellPanels(touched);
 }
@@ -155,7 +160,7 @@ function bindControls() {
   });
 }
 
-startTabs(store);
+startTabs(view);
 bindControls();
 startControl(base);
 setInterval(drawHeadSoon, 1000);
@@ -166,6 +171,7 @@ status("waiting");
     try {
       await load();
       link.open();
+      travel.load();
       return;
     } catch (error) {
       status("lost", "the server does not answer, trying again");
