@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from workers.contract import loading, reading
+from workers.contract import loading, presets, reading
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, HeadraceError
 
@@ -218,3 +218,8 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
+
+
+def known(name: str) -> bool:
+    """Whether a preset of this name is still there. A race outlives its presets."""
+    return name in presets.names()

@@ -39,5 +39,5 @@ def fitting(team: Team, spec: RaceSpec) -> int:
     if capacity.cpus is None:
         return 1
     fit = int(capacity.cpus // (spec.devices or 2))
-    bounds = [MOST_AT_ONCE, max(1, fit)] + ([settings.MAX_RUNS] if here and settings.MAX_RUNS else [])
-    return max(1, min(bounds))
+    most = int(settings.MAX_RUNS) if here and settings.MAX_RUNS else MOST_AT_ONCE
+    return max(1, min(MOST_AT_ONCE, most, fit))

@@ -26,7 +26,7 @@ def create_race(*, team: Team, user: User, project: Project, name: str, spec: pl
     """
     require(user, "race.create", team)
     name, key = clean_line(name, field="name"), clean_line(key, field="key")
-    if project.team_id != team.pk:
+    if project.team != team:
         raise BadInput("is not in this team", field="project", value=project.public_id, cure="choose one of this team's")
     before = Race.objects.for_team(team).filter(key=key).first()
     if before is not None:
