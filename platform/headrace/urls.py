@@ -14,6 +14,8 @@ urlpatterns = [
     path("", include("headrace.telemetry.urls")),
     path("", include("headrace.artifacts.urls")),
     path("", include("headrace.telemetry.chart_urls")),
+    path("team/projects/", include("headrace.experiments.project_urls")),
+    path("team/storage/", include("headrace.dispatch.storage_urls")),
     path("", include("headrace.teams.urls")),
     path("", include("headrace.compare.urls")),
     path("", include("headrace.alerts.urls")),

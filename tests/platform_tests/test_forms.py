@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from django.http import QueryDict
 
-from headrace.experiments import forms
+from headrace.experiments import forms, live_check
+from headrace.experiments.draft import Draft
 from headrace.schema_form import Field, blocks, fields_of
 from headrace.schema_parse import differences, parse
 from workers.contract import axes, fields, loading, presets
@@ -66,7 +67,7 @@ def test_values_keep_their_types() -> None:
     )
     data, errors = parse(forms.schema(), query)
     assert errors == {}
-    assert data["budget"] == {"steps": 1000, "wall_s": None}
+    assert data["budget"] == {"steps": 1000, "wall_s": None, "samples": None, "tokens": None}
     assert data["loss"]["dual_clip"] == 2.5
     assert data["evaluation"]["at_start"] is False
     assert data["environment"]["options"] == {"a": [1]}
@@ -102,8 +103,8 @@ def test_faults_of_the_contract_land_at_their_field_with_the_cure() -> None:
     errors = forms.from_problems(caught.value.problems)
     assert "buffer.depth" in errors
     assert "Set buffer.depth to 8 or more" in errors["buffer.depth"][0]
-    links = forms.error_links(forms.sections(data, errors=errors), errors)
-    assert links[0]["id"] == "field-buffer-depth"
+    links = live_check.links(Draft(errors=errors))
+    assert (links[0]["id"], links[0]["title"]) == ("field-buffer-depth", "Buffer depth")
 
 
 def test_a_block_that_may_be_left_out_and_a_list_of_objects_come_back() -> None:

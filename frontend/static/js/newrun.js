@@ -1,20 +1,16 @@
-// The new-run form: a preset fills it at once, changed fields are marked, the first error takes the focus.
+// The new-run form: a preset fills it at once, changes are marked, found and checked while one types.
+import { startCheck } from "./launch/check.js";
+import { startFind } from "./launch/find.js";
+import { startMarks } from "./launch/marks.js";
+
 const choice = document.getElementById("preset-choice");
 const form = document.getElementById("run-form");
+const data = JSON.parse(document.getElementById("page-data").textContent);
 
-const read = (input) => (input.type === "checkbox" ? String(input.checked) : input.value);
-const first = new Map();
-let touched = false;
+const marks = startMarks(form, data);
+const reveal = startFind(form);
+startCheck(form, reveal);
 
-for (const input of form.querySelectorAll(".field[data-path] input:not([type=hidden]), .field[data-path] select, .field[data-path] textarea")) {
-  first.set(input, read(input));
-}
-form.addEventListener("input", (event) => {
-  if (!first.has(event.target)) return;
-  const changed = read(event.target) !== first.get(event.target);
-  event.target.closest(".field").classList.toggle("changed", changed);
-  touched = touched || changed;
-});
 // The sentence of the kind that is chosen.
 form.addEventListener("change", (event) => {
   const note = event.target.closest(".field")?.querySelector("[data-chosen]");
@@ -31,16 +27,25 @@ for (const button of document.querySelectorAll("[data-fill]")) {
   });
 }
 choice.addEventListener("change", () => {
-  if (touched && !window.confirm("Filling the form from this preset drops your changes. Go on?")) return;
+  if (marks.changed() && !window.confirm("Filling the form from this preset drops your changes. Go on?")) return;
   choice.form.requestSubmit();
 });
+// Seeds that follow the one of the form.
+document.querySelector(".seed-buttons").hidden = false;
+for (const button of document.querySelectorAll("[data-seeds]")) {
+  button.addEventListener("click", () => {
+    const count = Number(button.dataset.seeds);
+    const first = Number(document.getElementById("field-seed").value) || 0;
+    const input = document.getElementById("sweep-seeds");
+    input.value = count ? Array.from({ length: count }, (_, index) => first + index).join(", ") : "";
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+}
 // A link in the error summary may point into a closed fold.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("#error-summary a");
   if (!link) return;
-  const target = document.querySelector(link.hash);
-  const fold = target?.closest("details");
-  if (fold) fold.open = true;
-  target?.focus();
+  event.preventDefault();
+  reveal(link.hash.slice(1));
 });
 document.getElementById("error-summary")?.focus();

@@ -19,7 +19,9 @@ from django.conf import settings
 from django.db import close_old_connections, transaction
 from django.utils import timezone
 
-from headrace.dispatch import chores, stopping
+from headrace.artifacts import errands
+from headrace.compare.races import progress as races
+from headrace.dispatch import chores, queue, stopping
 from headrace.dispatch.launcher import jobs_of, launch_attempt
 from headrace.dispatch.lease import Lease, LeaseLost
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
@@ -69,12 +71,14 @@ class Reconciler:
         now = timezone.now()
         deaf = Run.unscoped.filter(state=RunState.STOPPING, state_since__lt=now - CANCEL_GRACE)
         self._each("the cancel", deaf, self._force_cancel)
-        self._each("the launch", self._attempts(RunState.QUEUED, now - MESSAGE_LOST_AFTER), self._launch)
+        self._each("the launch", queue.ready(now - MESSAGE_LOST_AFTER), self._launch)
         claimed = self._attempts(RunState.LAUNCHING, now - CLAIM_STALE_AFTER).filter(state=AttemptState.PENDING)
         self._each("the repeated launch", claimed, self._launch_again)
         self._each("the look at a silent attempt", self._silent(now), self._examine)
         if self.ingest_up_since is not None:
             self.shipping.next_one(self._guard)
+        races.advance(now)
+        errands.advance(self._guard)
         chores.daily(now)
 
     def _each(self, what: str, items: Iterable[Any], act: Callable[[Any], None]) -> None:
@@ -96,7 +100,11 @@ class Reconciler:
         return rows.exclude(run__source=Run.Source.UPLOAD).exclude(state__in=AttemptState.over())
 
     def _launch(self, attempt: Attempt) -> None:
-        log.warning("run %s was queued and nobody launched it: launching it now", attempt.run.public_id)
+        log.info(
+            "run %s has waited for %.0f s and has its turn",
+            attempt.run.public_id,
+            (timezone.now() - attempt.run.state_since).total_seconds(),
+        )
         self._guard()
         launch_attempt(attempt.public_id, ship_s=0)
 

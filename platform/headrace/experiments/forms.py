@@ -17,22 +17,37 @@ from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
 from workers.contract.formulas import FORMULAS
 
-# Title, one sentence, and the config blocks shown under it. Blocks named nowhere land in the last section.
-LAYOUT: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("Model and task", "Which language model learns, what it is asked and how its answers are judged.", ("model", "environment")),
-    ("Samples", "How many completions make one step, and how they are drawn.", ("batch", "sampling", "rewards", "curriculum")),
+# Key, group, title, one sentence, and the config blocks shown under it. A key that is an axis has its page under /help/axes/.
+# Blocks named nowhere land in a last section.
+DESIGN, WORK = "The design: one kind on each axis", "The work: what is trained, on what, for how long"
+LAYOUT: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = (
+    ("orchestration", DESIGN, "Orchestration", "Who starts the pools and carries messages between them.", ("orchestration",)),
+    ("rollout", DESIGN, "Rollout engine", "What generates completions, in how many copies, how many at a time.", ("rollout",)),
+    ("buffer", DESIGN, "Buffer", "What waits between generation and training, and how much of it.", ("buffer",)),
+    ("transport", DESIGN, "Weight sync", "How new weights travel to the engines, and how often.", ("sync", "transport")),
+    ("interrupt", DESIGN, "Interrupt", "When engines take the new weights, and what running samples do meanwhile.", ("interrupt",)),
+    ("staleness", DESIGN, "Staleness", "How many versions old a sample may be when it is trained.", ("staleness",)),
+    ("partial", DESIGN, "Partial rollouts", "What becomes of half-finished samples at a weight change.", ("partial",)),
+    ("lora", DESIGN, "LoRA", "Whether an adapter or every weight is trained, and what of it travels.", ("lora",)),
+    ("backend", DESIGN, "Training backend", "How training is spread over processes.", ("backend",)),
+    ("task", WORK, "Task", "What the model is asked, in which order, and how its answers are judged.", ("environment", "curriculum")),
+    ("model", WORK, "Model", "Which language model learns.", ("model",)),
+    ("samples", WORK, "Samples", "How many completions make one step, and how they are drawn.", ("batch", "sampling", "rewards")),
     (
-        "Learning",
-        "How rewards become advantages, advantages a loss, and the loss a step of what learns.",
-        ("optimizer", "loss", "lora", "replay"),
+        "loss",
+        WORK,
+        "Loss and optimizer",
+        "How rewards become advantages, advantages a loss, and the loss a step.",
+        ("optimizer", "loss", "replay"),
     ),
     (
-        "Flow",
-        "How generation and training overlap: the pools, what waits between them, how old a sample may be, how weights travel.",
-        ("rollout", "orchestration", "buffer", "staleness", "sync", "transport", "interrupt", "partial", "backend"),
+        "measuring",
+        WORK,
+        "Measuring and keeping",
+        "When the model is tested on held-out prompts and when it is saved.",
+        ("evaluation", "checkpoint"),
     ),
-    ("Measuring and keeping", "When the model is tested on held-out prompts and when it is saved.", ("evaluation", "checkpoint")),
-    ("Budget and seed", "When the run ends, and where its randomness starts.", ("budget", "run")),
+    ("budget", WORK, "Budget and seed", "When the run ends, and where its randomness starts.", ("budget", "run")),
 )
 BLOCK_TITLES = {"batch": "Batch", "run": "Whole run", "lora": "LoRA"}
 AXIS_OF_FIELD = {path: axis for axis, path in design.FIELDS.items()}
@@ -43,9 +58,26 @@ AXIS_TITLES = {"lora": "LoRA", "rollout": "Rollout engine", "partial": "Partial 
 class Section:
     """One card of the form."""
 
+    key: str
+    group: str
     title: str
     text: str
     blocks: tuple[Block, ...]
+
+    @property
+    def axis(self) -> str:
+        """The anchor of its help, if it is an axis."""
+        return self.key if self.key in axes.AXES else ""
+
+    @property
+    def fields(self) -> list[Field]:
+        return [*self.main, *self.more]
+
+    @property
+    def kind(self) -> Field | None:
+        """The field that names the axis' kind, shown in the card's head."""
+        wanted = design.FIELDS.get(self.key)
+        return next((item for item in self.fields if item.path == wanted), None)
 
     @property
     def main(self) -> list[Field]:
@@ -94,10 +126,10 @@ def sections(
         name: Block(name, BLOCK_TITLES.get(name, name.capitalize()), block.description, block.fields) for name, block in by_name.items()
     }
     titled["partial"], titled["run"] = _apart(titled["run"], "partial")
-    placed = {name for _title, _text, names in LAYOUT for name in names}
-    result = [Section(title, text, tuple(titled[name] for name in names if name in titled)) for title, text, names in LAYOUT]
+    placed = {name for *_words, names in LAYOUT for name in names}
+    result = [Section(*words, tuple(titled[name] for name in names if name in titled)) for *words, names in LAYOUT]
     rest = tuple(block for name, block in titled.items() if name not in placed)
-    return [*result, Section("More", "Further settings.", rest)] if rest else result
+    return [*result, Section("more", WORK, "More", "Further settings.", rest)] if rest else result
 
 
 def _apart(block: Block, path: str) -> tuple[Block, Block]:
@@ -105,16 +137,6 @@ def _apart(block: Block, path: str) -> tuple[Block, Block]:
     own = tuple(item for item in block.fields if item.path == path)
     rest = tuple(item for item in block.fields if item.path != path)
     return Block(path, AXIS_TITLES[path], own[0].help, own), Block(block.name, block.title, block.description, rest)
-
-
-def error_links(form: Iterable[Section], errors: Errors) -> list[dict[str, str]]:
-    """Every fault once, with the id of its input, for the summary on top of the page."""
-    known = {item.path: item for section in form for item in (*section.main, *section.more)}
-    links = []
-    for path, messages in errors.items():
-        item = known.get(path)
-        links += [{"id": item.input_id if item else "", "title": item.title if item else path, "error": text} for text in messages]
-    return links
 
 
 def from_problems(problems: Iterable[HeadraceError]) -> Errors:

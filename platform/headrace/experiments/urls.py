@@ -2,13 +2,16 @@
 
 from django.urls import path
 
-from headrace.experiments import control_views, guide, new_run, views
+from headrace.experiments import control_views, guide, new_run, sweep_views, views
 
 app_name = "experiments"
 
 urlpatterns = [
     path("", views.home, name="home"),
     path("runs/new/", new_run.new_run, name="new"),
+    path("runs/new/check.json", new_run.check, name="check"),
+    path("sweeps/<str:public_id>/", sweep_views.sweep, name="sweep"),
+    path("sweeps/<str:public_id>/cancel/", sweep_views.cancel, name="cancel-sweep"),
     path("runs/<str:public_id>/", views.run_detail, name="run"),
     path("runs/<str:public_id>/config.json", views.config_json, name="config"),
     path("runs/<str:public_id>/cancel/", control_views.cancel, name="cancel"),
