@@ -275,6 +275,6 @@ def charts() -> tuple[Chart, ...]:
 
 
 def series_names(selected: Iterable[Chart] | None = None) -> list[str]:
-    """The series the charts need: what the page asks series.json for."""
+    """The series the charts need, and those that map their horizontal axis: what the page asks series.json for."""
     names = {name for chart in (selected if selected is not None else charts()) for name in chart.series}
-    return sorted(names)
+    return sorted(names | {"samples/trained", "samples/tokens"})

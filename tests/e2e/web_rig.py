@@ -115,8 +115,9 @@ class Driver:
         self.attempt, self.token = self.server.run_token(self.run)
         self.began = time.time()
 
-    def post(self, events: list[tuple[str, dict[str, Any]]], step: int) -> None:
-        now = time.time()
+    def post(self, events: list[tuple[str, dict[str, Any]]], step: int, t: float | None = None) -> None:
+        """Sends events of one instant; `t` is Unix seconds, now where it is not given."""
+        now = time.time() if t is None else t
         body = {
             "fence": self.fence,
             "first_seq": self.seq,
@@ -207,6 +208,15 @@ class Driver:
             ],
             step,
         )
+
+    def metrics(self, step: int, t: float | None = None, **groups: dict[str, float | str]) -> None:
+        """metrics(3, loss={"entropy": 0.4}): values as `loss/entropy`."""
+        values = {f"{group}/{name}": value for group, found in groups.items() for name, value in found.items()}
+        self.post([("metrics", {"values": values})], step, t)
+
+    def spans(self, step: int, *rows: tuple[str, str, float, float], t: float | None = None) -> None:
+        """What lanes did: (lane, cause, began, ended), Unix seconds."""
+        self.post([("spans", {"spans": [list(row) for row in rows]})], step, t)
 
     def failed(self, step: int) -> None:
         cause = {"type": "NonFinite", "message": "the loss was not finite", "field": "optimizer.learning_rate", "value": "0.5"}

@@ -41,7 +41,7 @@ function onKey(event) {
   if (event.key === "?") return openDrawer();
   if (event.key === "t") return toggleTheme();
   if (event.key === "/") {
-    const search = document.querySelector("[data-search]");
+    const search = [...document.querySelectorAll("[data-search]")].find((input) => input.offsetParent);
     if (search) {
       event.preventDefault();
       search.focus();

@@ -36,6 +36,19 @@ TABS = (
     ("history", "History"),
 )
 
+# Fetched side by side with the page instead of one after the other.
+MODULES = tuple(
+    f"js/{name}.js"
+    for name in (
+        "format",
+        *(
+            f"run/{part}"
+            for part in ("attempts", "cards", "chart_card", "chartbar", "charts", "control", "dom", "explorer", "flow", "head")
+        ),
+        *(f"run/{part}" for part in ("ledgers", "panels", "past", "plot", "socket", "source", "store", "tabs", "travel", "url", "view")),
+    )
+)
+
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
@@ -57,6 +70,7 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "section": "runs",
         "run": run,
         "tabs": TABS,
+        "modules": MODULES,
         "tab": wanted if (wanted := request.GET.get("tab")) in dict(TABS) else "overview",
         "facts": facts,
         "can_control": can(request.user, "run.cancel", run),

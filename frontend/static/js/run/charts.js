@@ -1,38 +1,9 @@
-// Plotly charts: the figures come from the server, checked there; here they get data, theme and live updates. Zoom is kept.
+// The overview's charts: the figures come from the server, checked there; here they get data, theme and live updates.
 import { short } from "../format.js";
 import { setAttribute, setText } from "./dom.js";
-
-const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, scrollZoom: false, doubleClick: "reset",
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d"], toImageButtonOptions: { format: "svg" } };
-
-// light-dark() in a custom property is resolved only in a real colour: a probe element reads it.
-const probe = document.createElement("i");
-probe.hidden = true;
-document.body.append(probe);
-
-function color(token) {
-  probe.style.color = `var(--${token})`;
-  return getComputedStyle(probe).color;
-}
-
-function soft(rgb, alpha) {
-  const parts = rgb.match(/[\d.]+/g);
-  return parts ? `rgba(${parts.slice(0, 3).join(",")},${alpha})` : rgb;
-}
-
-function themed(layout) {
-  const [text, muted, line, surface] = ["text", "muted", "line", "surface"].map(color);
-  const axis = (extra) => ({ gridcolor: line, linecolor: line, tickfont: { color: muted, size: 11 }, ...extra });
-  const next = { ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: text } };
-  for (const name of ["xaxis", "yaxis", "yaxis2"]) {
-    if (!layout[name]) continue;
-    next[name] = { ...layout[name], ...axis(), title: { ...layout[name].title, font: { size: 11, color: muted } } };
-  }
-  next.legend = { ...layout.legend, font: { size: 11, color: muted } };
-  next.hoverlabel = { bgcolor: surface, bordercolor: line, font: { color: text, size: 12 } };
-  next.modebar = { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text };
-  return next;
-}
+import { CONFIG, color, crosshair, placesOf, plotly, smoothed, soft, themed, valueAt } from "./plot.js";
+import { picked } from "./source.js";
+import { TITLES, change, view } from "./view.js";
 
 function paint(trace) {
   const shade = color(trace.meta.color || "chart-1");
@@ -45,40 +16,17 @@ function paint(trace) {
   }
 }
 
-function smooth(values, width) {
-  const kept = [];
-  return values.map((value) => {
-    if (value === null) return null;
-    kept.push(value);
-    if (kept.length > width) kept.shift();
-    return kept.reduce((sum, item) => sum + item, 0) / kept.length;
-  });
-}
-
-// Gauges come every second and carry the last finished step: those of one step are spread over it, in their order.
-function spread(steps) {
-  const placed = new Array(steps.length);
-  for (let first = 0; first < steps.length; ) {
-    let end = first + 1;
-    while (end < steps.length && steps[end] === steps[first]) end += 1;
-    for (let index = first; index < end; index += 1) placed[index] = steps[first] + (index - first) / (end - first);
-    first = end;
-  }
-  return placed;
-}
-
 // The points of the current history, or those that a later attempt replaced.
 function chosen(columns, faint) {
   if (!columns || !(faint || columns.faint.some(Boolean))) return columns;
-  const keep = (list) => list.filter((_, index) => columns.faint[index] === faint);
-  return { step: keep(columns.step), t: keep(columns.t), value: keep(columns.value) };
+  return picked(columns, (index) => columns.faint[index] === faint);
 }
 
 export class Charts {
-  constructor(figures, store, start) {
+  constructor(figures, store, source) {
     this.store = store;
-    this.start = start;
-    this.axis = "step";
+    this.source = source;
+    this.revision = 0;
     this.charts = [];
     for (const figure of figures) {
       const card = document.querySelector(`[data-chart="${CSS.escape(figure.key)}"]`);
@@ -94,16 +42,10 @@ export class Charts {
     }, { rootMargin: "200px" });
     for (const chart of this.charts) this.watch.observe(chart.plot);
     document.addEventListener("themechange", () => this.draw());
-  }
-
-  setAxis(axis) {
-    this.axis = axis;
-    this.resetZoom();
-  }
-
-  resetZoom() {
-    this.revision = (this.revision || 0) + 1;
-    this.draw();
+    document.addEventListener("headrace:view", ({ detail }) => {
+      if (detail.changed.has("zoom") || detail.changed.has("axis") || detail.changed.has("all")) this.revision += 1;
+      this.draw();
+    });
   }
 
   draw() {
@@ -114,9 +56,7 @@ export class Charts {
   }
 
   x(columns) {
-    if (this.axis === "step") return spread(columns.step);
-    const start = this.start() ?? columns.t[0];
-    return columns.t.map((t) => (t - start) / 60);
+    return placesOf(this.store, view.axis, columns);
   }
 
   // `faint` asks for what a later attempt trained again; without it those points are left out.
@@ -124,11 +64,12 @@ export class Charts {
     const { meta } = trace;
     if (meta.lag !== undefined) return this.fillLag(trace);
     if (meta.capacity) return this.fillCapacity(trace);
-    const columns = chosen(this.store.series.get(meta.series), faint);
+    const columns = chosen(this.source.columns(meta.series), faint);
     if (!columns) return 0;
     const scale = meta.scale ?? 1;
     let values = columns.value.map((value) => (value === null ? null : value * scale));
-    if (meta.smooth) values = smooth(values, meta.smooth);
+    if (view.smooth.kind !== "none" && !trace.raw && trace.type === "scatter") values = smoothed(values, view.smooth);
+    else if (meta.smooth) values = smoothed(values, { kind: "mean", amount: meta.smooth });
     trace.x = this.x(columns);
     trace.y = values;
     if (meta.error === "evaluations" && trace.error_y) {
@@ -141,8 +82,8 @@ export class Charts {
   fillLag(trace) {
     const { lag, last } = trace.meta;
     const rows = [...this.store.lag.entries()].sort((a, b) => a[0] - b[0]);
-    const times = this.axis === "step" ? null : this.timesOfSteps();
-    trace.x = rows.map(([step]) => (times ? times.get(step) ?? null : step));
+    const places = view.axis === "step" ? null : this.placesOfSteps();
+    trace.x = rows.map(([step]) => (places ? places.get(step) ?? null : step));
     trace.y = rows.map(([, counts]) => {
       let all = 0;
       let mine = 0;
@@ -156,15 +97,15 @@ export class Charts {
     return rows.length;
   }
 
-  timesOfSteps() {
-    const columns = this.store.series.get("reward/mean");
+  placesOfSteps() {
+    const columns = this.source.columns("reward/mean");
     if (!columns) return new Map();
-    const minutes = this.x(columns);
-    return new Map(columns.step.map((step, index) => [step, minutes[index]]));
+    const places = this.x(columns);
+    return new Map(columns.step.map((step, index) => [step, places[index]]));
   }
 
   fillCapacity(trace) {
-    const depth = this.store.series.get("buffer/depth");
+    const depth = this.source.columns("buffer/depth");
     const capacity = this.store.state?.buffer?.capacity ?? null;
     if (!depth || !depth.value.length || capacity === null) {
       trace.x = [];
@@ -177,15 +118,33 @@ export class Charts {
     return 0;
   }
 
-  drawOne(chart) {
-    if (!window.Plotly) return;
-    chart.stale = false;
-    let points = 0;
+  traces(chart) {
     const traces = chart.data.map((trace) => ({ ...trace }));
+    const aside = { showlegend: false, hoverinfo: "skip", hovertemplate: null, fill: "none", error_y: null };
     for (const trace of chart.data) {
-      if (trace.type !== "scatter" || trace.meta.smooth || !this.store.series.get(trace.meta.series)?.faint.some(Boolean)) continue;
-      traces.push({ ...trace, opacity: 0.3, showlegend: false, hoverinfo: "skip", hovertemplate: null, fill: "none", error_y: null, faint: true });
+      if (trace.type !== "scatter" || trace.meta.smooth || !trace.meta.series) continue;
+      if (view.smooth.kind !== "none") traces.unshift({ ...trace, ...aside, opacity: 0.3, raw: true });
+      if (this.source.columns(trace.meta.series)?.faint.some(Boolean)) traces.push({ ...trace, ...aside, opacity: 0.3, faint: true });
     }
+    return traces;
+  }
+
+  async drawOne(chart) {
+    chart.stale = false;
+    const { Plot } = this;
+    if (!Plot) {
+      // The library comes with the first chart that is seen.
+      plotly().then((found) => {
+        if (this.Plot) return;
+        this.Plot = found;
+        this.draw();
+      }).catch((error) => console.warn(error.message));
+      chart.stale = true;
+      return;
+    }
+    this.source.want(chart.data.map((trace) => trace.meta.series).filter(Boolean));
+    let points = 0;
+    const traces = this.traces(chart);
     for (const trace of traces) {
       points += this.fillTrace(trace, trace.faint);
       paint(trace);
@@ -194,27 +153,45 @@ export class Charts {
     }
     chart.plot.classList.toggle("bare", points === 0);
     const layout = themed(chart.layout);
-    layout.uirevision = `${this.axis}-${this.revision || 0}`;
-    const timeTitle = this.axis === "step" ? "step" : "minutes since start";
-    layout.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: timeTitle } };
-    Plotly.react(chart.plot, traces, layout, CONFIG);
+    layout.uirevision = `${view.axis}-${this.revision}`;
+    layout.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: TITLES[view.axis] }, ...(view.zoom ? { range: [...view.zoom], autorange: false } : { autorange: true }) };
+    if (view.log && layout.barmode === undefined) layout.yaxis = { ...layout.yaxis, type: "log", rangemode: "normal" };
+    layout.shapes = crosshair(this.store, view.axis, view.step);
+    Plot.react(chart.plot, traces, layout, CONFIG);
+    if (!chart.drawn) this.listen(chart);
     chart.drawn = true;
     this.describe(chart, traces);
+  }
+
+  listen(chart) {
+    chart.plot.on("plotly_relayout", (event) => {
+      if (event["xaxis.range[0]"] !== undefined) change({ zoom: [event["xaxis.range[0]"], event["xaxis.range[1]"]].map(Number) });
+      else if (event["xaxis.autorange"] && view.zoom) change({ zoom: null });
+    });
   }
 
   describe(chart, traces) {
     const said = [];
     for (const trace of traces) {
       const last = trace.y.findLast?.((value) => value !== null && value !== undefined);
-      if (last === undefined || trace.meta.capacity || trace.faint) continue;
+      if (last === undefined || trace.meta.capacity || trace.faint || trace.raw) continue;
       said.push([trace.name, last, trace.type === "bar" && trace.meta.lag !== undefined ? " %" : ""]);
     }
     const label = said.length ? said.map(([name, value, unit]) => `${name}: ${short(value)}${unit}`).join("; ") : "no data yet";
     setAttribute(chart.plot, "aria-label", `${chart.title}. Latest: ${label}`);
-    const lag = traces[0].meta.lag !== undefined;
-    const main = lag ? null : (said.find(([, , unit]) => !unit) || null);
+    setText(chart.card.querySelector("[data-now]"), this.now(chart, traces, said));
+  }
+
+  // The latest value, or the one at the chosen step.
+  now(chart, traces, said) {
+    const { meta } = traces.find((trace) => !trace.raw) || {};
+    if (!meta || meta.lag !== undefined) return "";
     const unit = chart.layout.yaxis?.title?.text;
     const plain = ["ms", "s", "nats", "groups", "samples/s", "tokens"].includes(unit) ? ` ${unit}` : "";
-    setText(chart.card.querySelector("[data-now]"), main ? `${short(main[1])}${plain}` : "");
+    const main = said.find(([, , shown]) => !shown);
+    if (view.step === null) return main ? `${short(main[1])}${plain}` : "";
+    const columns = this.source.columns(meta.series);
+    const value = columns ? valueAt(columns, view.step) : null;
+    return value === null ? "" : `${short(value * (meta.scale ?? 1))}${plain} at step ${view.step}`;
   }
 }

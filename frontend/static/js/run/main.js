@@ -1,7 +1,10 @@
 // The run page: load what is stored, join the live link, draw what changed at most a few times a second.
 import { Attempts } from "./attempts.js";
-import { byId, throttled } from "./dom.js";
+import { Bands } from "./cards.js";
+import { ChartBar } from "./chartbar.js";
 import { Charts } from "./charts.js";
+import { byId, throttled } from "./dom.js";
+import { Catalogue, Explorer, Pins } from "./explorer.js";
 import { startControl } from "./control.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
@@ -9,8 +12,9 @@ import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
 import { definePanels } from "./panels.js";
 import { inPast, viewOf } from "./past.js";
 import { Link } from "./socket.js";
+import { Source } from "./source.js";
 import { applyEvent, applyRun, emptyStore, heard, takeLag, takePhase, takeSeries, takeSnapshot } from "./store.js";
-import { registerPanel, startTabs, tellPanels } from "./tabs.js";
+import { activeTab, registerPanel, showTab, startTabs, tellPanels } from "./tabs.js";
 import { Travel } from "./travel.js";
 
 const page = JSON.parse(byId("page-data").textContent);
@@ -21,7 +25,13 @@ const view = viewOf(store);
 
 Object.assign(store, { base, get, startOf: () => startOf(view) });
 
-const charts = new Charts(page.charts, view, () => startOf(view));
+const source = new Source(store, view, () => tellPanels(["series"]));
+const bands = new Bands(view, () => document.dispatchEvent(new CustomEvent("headrace:view", { detail: { changed: new Set(["bands"]) } })));
+const cards = { store: view, source, base, bands };
+const catalogue = new Catalogue(view);
+const charts = new Charts(page.charts, view, source);
+const pins = new Pins(cards, catalogue);
+const explorer = new Explorer(cards, catalogue);
 const flow = new Flow(byId("flow"), view);
 const travel = new Travel({ base, view, get, changed: () => drawAll() });
 const attempts = new Attempts(get, view, () => {
@@ -30,7 +40,11 @@ const attempts = new Attempts(get, view, () => {
 });
 
 const drawHeadSoon = throttled(() => drawHead(view), 250);
-const drawChartsSoon = throttled(() => charts.draw(), 400);
+const drawChartsSoon = throttled(() => {
+  charts.draw();
+  pins.cards.draw();
+  bar.show();
+}, 400);
 function drawAll() {
   attempts.draw();
   drawHeadSoon();
@@ -38,7 +52,7 @@ function drawAll() {
 }
 
 // Which of the overview's parts an event of a kind touches.
-const CHARTED = ["state", "metrics", "points", "lag", "evaluation", "load"];
+const CHARTED = ["state", "metrics", "points", "lag", "evaluation", "series", "load"];
 const FLOWING = ["state", "metrics", "sync", "run", "load"];
 const COUNTED = ["state", "evaluation", "load"];
 const any = (touched, kinds) => kinds.some((kind) => touched.has(kind));
@@ -50,7 +64,24 @@ function overview(touched) {
   drawSamplesLedger(view);
   drawEvaluations(view);
 }
-registerPanel("overview", { open: () => overview(whole), update: (_, touched) => overview(touched) });
+const unloaded = (error) => console.warn("The list of series could not be loaded:", error.message);
+registerPanel("overview", {
+  open: () => {
+    overview(whole);
+    pins.show().catch(unloaded);
+  },
+  update: (_, touched) => overview(touched),
+});
+registerPanel("charts", {
+  open: () => {
+    explorer.open().catch(unloaded);
+    bar.show();
+  },
+  update: (_, touched) => {
+    if (any(touched, ["metrics", "points", "series", "load"])) explorer.update().catch(unloaded);
+    bar.show();
+  },
+});
 registerPanel("timeline", { open: drawTime, update: drawTime });
 for (const name of ["config", "history"]) registerPanel(name, { open: drawDetails, update: drawDetails });
 definePanels({ base, store: view });
@@ -83,11 +114,13 @@ async function loadPhases() {
 
 // The marks are read before the rows, so an event between two replies comes again and is applied once.
 async function load() {
-  const names = encodeURIComponent(page.series.join(","));
+  // What a reader has looked at comes again after a new attempt began.
+  const wanted = [...new Set([...page.series, ...store.whole])].slice(0, 64);
+  const names = encodeURIComponent(wanted.join(","));
   const [snapshot, series, lag] = await Promise.all([get("snapshot.json"), get(`series.json?names=${names}&buckets=1000`), get("lag.json")]);
   store.latest.clear();
   takeSnapshot(store, snapshot);
-  takeSeries(store, series);
+  takeSeries(store, series, wanted);
   takeLag(store, lag);
   store.seen = Math.min(store.snapshotSeq, store.seriesSeq);
   if (store.attempt && !isOver(store.run) && !(store.state?.step > 0)) await loadPhases();
@@ -147,21 +180,16 @@ const link = new Link(base, `/ws/runs/${page.run}/`, {
   status,
 });
 
-function bindControls() {
-  const axisButtons = [...document.querySelectorAll("[data-axis]")];
-  const setAxis = (axis) => {
-    for (const button of axisButtons) button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
-    charts.setAxis(axis);
-  };
-  for (const button of axisButtons) button.addEventListener("click", () => setAxis(button.dataset.axis));
-  byId("reset-zoom").addEventListener("click", () => charts.resetZoom());
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "x" && !event.target.closest("input, textarea, select") && !event.ctrlKey && !event.metaKey) setAxis(charts.axis === "step" ? "time" : "step");
-  });
-}
+// "/" searches; where nothing on the shown tab can be searched, it is the series.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.defaultPrevented || event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  if (activeTab() !== "charts") showTab("charts");
+  byId("series-search").focus();
+});
 
 startTabs(view);
-bindControls();
+const bar = new ChartBar(view, bands);
 startControl(base);
 setInterval(drawHeadSoon, 1000);
 setInterval(watchQuiet, 2000);
@@ -172,6 +200,7 @@ status("waiting");
       await load();
       link.open();
       travel.load();
+      bar.offerSeeds();
       return;
     } catch (error) {
       status("lost", "the server does not answer, trying again");

@@ -4,12 +4,13 @@ import { decode } from "../format.js";
 const KEPT_POINTS = 6000;
 const KEPT_SAMPLES = 60;
 const KEPT_LINES = 1500;
+const COLUMNS = ["step", "t", "value", "faint", "low", "high", "bad", "seq"];
 
 export function emptyStore() {
   return {
     run: null, attempt: null, attempts: [], state: null, phase: null, phases: [], samples: [], logs: [], lag: new Map(), evaluations: [],
     syncs: [], checkpoint: null, transitions: [], provenance: {}, finished: null, series: new Map(), latest: new Map(), capacity: [],
-    snapshotSeq: 0, seriesSeq: 0, seen: 0,
+    snapshotSeq: 0, seriesSeq: 0, seen: 0, whole: new Set(), until: null,
   };
 }
 
@@ -32,21 +33,50 @@ export function takeSnapshot(store, data) {
   store.snapshotSeq = attempt ? attempt.ingested_through : 0;
 }
 
-export function takeSeries(store, data) {
-  store.series.clear();
-  for (const [name, columns] of Object.entries(data.series || {})) {
-    const kept = { step: [], t: [], value: [], faint: [] };
-    columns.value.forEach((value, index) => {
-      kept.step.push(columns.step[index]);
-      kept.t.push(columns.t[index]);
-      kept.value.push(decode(value));
-      kept.faint.push(Boolean(columns.faint?.[index]));
-    });
-    store.series.set(name, kept);
-    const live = kept.value.filter((value, index) => value !== null && !kept.faint[index]);
-    if (live.length) store.latest.set(name, live[live.length - 1]);
+// Columns as the server gives them: value is a bucket's mean, low and high its extremes, bad how many points in it are not finite.
+export function columnsFrom(data, through) {
+  const size = data?.value.length ?? 0;
+  const at = (list, index, fallback) => (list?.[index] === undefined || list[index] === null ? fallback : list[index]);
+  const kept = { step: [], t: [], value: [], faint: [], low: [], high: [], bad: [], seq: [], decimated: false };
+  for (let index = 0; index < size; index += 1) {
+    const value = decode(data.value[index]);
+    kept.step.push(data.step[index]);
+    kept.t.push(data.t[index]);
+    kept.value.push(value);
+    kept.faint.push(Boolean(data.faint?.[index]));
+    kept.low.push(at(data.min, index, value));
+    kept.high.push(at(data.max, index, value));
+    kept.bad.push(at(data.nonfinite, index, 0));
+    kept.seq.push(through);
+    if (at(data.count, index, 1) > 1) kept.decimated = true;
   }
+  return kept;
+}
+
+function takeColumns(store, name, columns) {
+  store.series.set(name, columns);
+  const last = columns.value.findLastIndex((value, index) => value !== null && !columns.faint[index]);
+  if (last >= 0) store.latest.set(name, columns.value[last]);
+}
+
+// `whole` names the series whose history is here; of the others only live points are.
+export function takeSeries(store, data, names) {
+  store.series.clear();
+  store.whole = new Set(names);
+  for (const [name, columns] of Object.entries(data.series || {})) takeColumns(store, name, columnsFrom(columns, data.through_seq || 0));
   store.seriesSeq = data.through_seq || 0;
+}
+
+// Further series, asked for later: their live points that the reply does not hold yet stay behind it.
+export function takeMore(store, data, names) {
+  for (const name of names) {
+    store.whole.add(name);
+    const live = store.series.get(name);
+    const columns = columnsFrom(data.series[name], data.through_seq);
+    const first = live ? live.seq.findIndex((seq) => seq > data.through_seq) : -1;
+    if (first >= 0) for (const key of COLUMNS) columns[key].push(...live[key].slice(first));
+    if (columns.value.length) takeColumns(store, name, columns);
+  }
 }
 
 // tokens[lag][step], summed over a bucket of steps where there are many.
@@ -61,19 +91,24 @@ export function takeLag(store, data) {
   });
 }
 
-function addPoint(store, name, t, step, value) {
+function addPoint(store, name, seq, t, step, value) {
   const number = decode(value);
   let kept = store.series.get(name);
-  if (!kept) store.series.set(name, (kept = { step: [], t: [], value: [], faint: [] }));
+  if (!kept) store.series.set(name, (kept = columnsFrom(null, 0)));
   kept.step.push(step);
   kept.t.push(t);
   kept.value.push(number);
   kept.faint.push(false);
+  kept.low.push(number);
+  kept.high.push(number);
+  kept.bad.push(number === null ? 1 : 0);
+  kept.seq.push(seq);
   if (number !== null) store.latest.set(name, number);
   if (kept.value.length > KEPT_POINTS) {
     // Every second of the older half goes: the page stays light however long it is open; the database keeps all.
     const half = KEPT_POINTS / 2;
-    for (const key of ["step", "t", "value", "faint"]) kept[key] = kept[key].filter((_, index) => index >= half || index % 2 === 0);
+    kept.decimated = true;
+    for (const key of COLUMNS) kept[key] = kept[key].filter((_, index) => index >= half || index % 2 === 0);
   }
 }
 
@@ -113,8 +148,8 @@ export function applyEvent(store, event) {
   if (event.seq <= store.seen) return null;
   store.seen = event.seq;
   if (event.seq > store.seriesSeq) {
-    if (event.kind === "metrics") for (const [name, value] of Object.entries(event.data.values || {})) addPoint(store, name, event.t, event.step, value);
-    if (event.kind === "points") event.data.t.forEach((t, index) => addPoint(store, event.data.name, t, event.data.step[index], event.data.value[index]));
+    if (event.kind === "metrics") for (const [name, value] of Object.entries(event.data.values || {})) addPoint(store, name, event.seq, event.t, event.step, value);
+    if (event.kind === "points") event.data.t.forEach((t, index) => addPoint(store, event.data.name, event.seq, t, event.data.step[index], event.data.value[index]));
   }
   // Absolute for its step, so setting it twice is harmless.
   if (event.kind === "lag") store.lag.set(event.step, new Map(Object.entries(event.data.counts || {}).map(([lag, tokens]) => [Number(lag), tokens])));
