@@ -32,6 +32,7 @@ LEVELS: dict[str, int] = {
             "pool",
             "progress",
             "told",
+            "starting",
             "rates",
             "report",
             "requests",

@@ -88,7 +88,7 @@ class Checkpoints:
         faults: list[CheckpointError] = []
         for folder in self._candidates():
             try:
-                return _open(folder), faults
+                return open_checkpoint(folder), faults
             except CheckpointError as error:
                 faults.append(error)
         return None, faults
@@ -131,7 +131,7 @@ class Checkpoints:
         """Hashed once by this attempt, or written by it."""
         if folder.name not in self._sound:
             try:
-                _open(folder)
+                open_checkpoint(folder)
             except CheckpointError:
                 return False
             self._sound.add(folder.name)
@@ -143,7 +143,8 @@ def _step_of(folder: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _open(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Every file of it is read and compared with the manifest. Raises CheckpointError."""
     try:
         text = (folder / MANIFEST).read_bytes()
         manifest = json.loads(text)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers import models, registry, report, resume
+from workers import models, registry, report, resume, starting
 from workers.axes.orchestration.base import Orchestration, Pools
 from workers.axes.transport.shared_memory import sweep
 from workers.background import in_background
@@ -73,6 +73,7 @@ class Driver:
         self._fenced = False
         self.steering = Steering()
         self._last_parts: Parts | None = None
+        self._model_digest = ""
         # First of all: a resume that is refused leaves the folder as it was.
         self._restored: Checkpoint | None = None
         faults: list[CheckpointError] = []
@@ -102,8 +103,10 @@ class Driver:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._cancel.set)
+        # What a resume goes on from holds the weights: the checkpoint that the run once started from may be gone.
+        pools_config = self.config if self._restored is None else starting.without(self.config)
         orchestration: Orchestration = registry.resolve("orchestration", self.config.orchestration.kind)(
-            self.config, self.run_id, self.scratch
+            pools_config, self.run_id, self.scratch
         )
         work = asyncio.create_task(self._attempt(orchestration))
         cancel = asyncio.create_task(self._cancel.wait())
@@ -142,10 +145,13 @@ class Driver:
             self.time.enter(lane, "startup")
         self.emit.phase("model", f"finding {self.config.model.path}")
         folder = await in_background(models.locate, self.config.model.path)
+        restored = self._restored
+        self._model_digest = await in_background(models.digest, folder)
+        start = None if restored else await in_background(starting.check, self.config, self._model_digest)
         self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
         environment = await in_background(build_environment, self.config, folder, self._tell_of_data)
-        restored = self._restored
         facts = await in_background(provenance, self.config, folder, environment)
+        facts["init_from"] = start.facts() if start else None
         (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
         self.emit.emit(
             "started",
@@ -159,6 +165,9 @@ class Driver:
         self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
         pools = await orchestration.start()
         parts = self._parts(environment, pools)
+        if start is not None:
+            self.emit.phase("start", f"the weights of {start.folder.name} are published as version 0")
+            await resume.serve(parts)
         if restored:
             self.emit.phase("resume", f"restoring step {restored.step} from {restored.folder.name}")
             await resume.restore(parts, restored, self._resume_from or self.out)
@@ -213,6 +222,7 @@ class Driver:
             "buffer": to_wire(parts.buffer.contents()),
             "under_way": [{"id": group.id, "prompt": to_wire(group.prompt), "slots": open_slots(group)} for group in under_way.values()],
             "config": self.config.as_json(),
+            "model_digest": self._model_digest,
         }
         saved = await self.checkpoints.save(
             step=self.progress.step,

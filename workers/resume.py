@@ -61,6 +61,10 @@ async def restore(parts: Parts, found: Checkpoint, folder: Path) -> None:
     if undone > 0:
         parts.samples.roll_back(undone)
     parts.samples.check()
-    # The engines hold version 0; the restored weights are published to them under the version they had.
+    await serve(parts)
+
+
+async def serve(parts: Parts) -> None:
+    """Engines begin with the model as it is. Called where the trainer's weights are others: they are published under their version."""
     manifest = await parts.trainer.publish(parts.progress.version, sorted(parts.pool.engines))
     await parts.pool.update(manifest)

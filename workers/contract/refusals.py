@@ -13,6 +13,18 @@ from workers.contract.errors import ConfigError
 Faults = Iterator[ConfigError]
 
 
+def start(config: RunConfig) -> Faults:
+    """What the path of a checkpoint to start from can tell by itself; the folder is looked at when the run starts."""
+    path = config.model.init_from
+    if path is not None and (not path.startswith("/") or ".." in path.split("/") or "\0" in path):
+        yield ConfigError(
+            "a checkpoint to start from is named by its absolute path",
+            field="model.init_from",
+            value=path,
+            cure="give the whole path of a folder such as /data/runs/abc/attempt-1/checkpoints/step-000040",
+        )
+
+
 def flow(config: RunConfig) -> Faults:
     batch, buffer = config.batch, config.buffer
     smallest = batch.prompts * (batch.group_size if buffer.unit == "sample" else 1)
@@ -179,4 +191,4 @@ def _either(words: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
 
 
-RULES: tuple[Callable[[RunConfig], Faults], ...] = (flow, interrupts, weights, backend, loss_rules.refused, strict)
+RULES: tuple[Callable[[RunConfig], Faults], ...] = (start, flow, interrupts, weights, backend, loss_rules.refused, strict)

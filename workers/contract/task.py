@@ -23,6 +23,14 @@ class Model(Block):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", title="Weights' type", description="Number format of the frozen base weights. Adapters are always float32."
     )
+    init_from: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        title="Start from",
+        description="Absolute path of a checkpoint folder of another run: its adapter or weights are where training begins, as version 0"
+        " with a fresh optimizer. The reference policy of a KL term stays the model itself. Empty: the model as it is.",
+    )
 
 
 class Environment(Block):

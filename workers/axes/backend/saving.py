@@ -7,6 +7,7 @@ and a rank that restores cuts its own out of each.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workers.axes.backend.optimizer import STATE, Stepper
+from workers.axes.backend.spread import Spread
 from workers.axes.backend.tensorfile import Entry, write
 from workers.axes.lora.base import Adapters
-from workers.contract.errors import CheckpointError
+from workers.contract.errors import CheckpointError, EngineError
 
 OPTIMIZER, COUNTERS = "optimizer.safetensors", "trainer.json"
 
@@ -50,8 +52,7 @@ def restore(folder: Path, adapters: Adapters, stepper: Stepper) -> dict[str, Any
         counters: dict[str, Any] = json.loads((folder / COUNTERS).read_text(encoding="utf-8"))
         steps = counters["optimizer"]
         with safe_open(folder / adapters.file, "pt") as weights, safe_open(folder / OPTIMIZER, "pt") as states:
-            shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 - no mapping
-            if shapes != {name: spread.shape(name, master) for name, master in masters.items()}:
+            if not _fits(weights, masters, spread):
                 raise CheckpointError(
                     "the checkpoint's weights do not fit this model",
                     value=str(folder),
@@ -59,10 +60,44 @@ def restore(folder: Path, adapters: Adapters, stepper: Stepper) -> dict[str, Any
                 )
             known = list(states.keys())
             stepper.load(known, lambda full: states.get_tensor(full), steps)
-            with torch.no_grad():
-                for name, master in masters.items():
-                    master.copy_(spread.cut(name, weights.get_tensor(name)))
+            _take(weights, masters, spread)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint is not readable: {error}", value=str(folder), cure="resume from an older one") from error
     adapters.refresh()
     return counters
+
+
+def begin(folder: Path, adapters: Adapters, spread: Spread) -> None:
+    """Called once on every rank of a run that starts from another run's checkpoint: its weights alone, the optimizer stays fresh.
+
+    Raises EngineError (field `model.init_from`) where the file is missing, unreadable or of another shape.
+    """
+    try:
+        with safe_open(folder / adapters.file, "pt") as weights:
+            if not _fits(weights, adapters.masters, spread):
+                raise EngineError(
+                    "the checkpoint's weights do not fit this model",
+                    field="model.init_from",
+                    value=str(folder),
+                    cure="start from it with the model, lora.kind, lora.rank and lora.moe_experts that it was trained with",
+                )
+            _take(weights, adapters.masters, spread)
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise EngineError(
+            f"the checkpoint to start from is not readable: {error}",
+            field="model.init_from",
+            value=str(folder),
+            cure=f"choose a complete checkpoint: it holds {adapters.file}",
+        ) from error
+    adapters.refresh()
+
+
+def _fits(weights: Any, masters: Mapping[str, torch.Tensor], spread: Spread) -> bool:
+    shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 - no mapping
+    return shapes == {name: spread.shape(name, master) for name, master in masters.items()}
+
+
+def _take(weights: Any, masters: Mapping[str, torch.Tensor], spread: Spread) -> None:
+    with torch.no_grad():
+        for name, master in masters.items():
+            master.copy_(spread.cut(name, weights.get_tensor(name)))

@@ -61,6 +61,8 @@ class SingleProcessTrainer:
         self._spread = self._distribute()
         steps = config.budget.steps * batch.epochs * batch.minibatches
         self._stepper = Stepper(self._adapters.masters, config.optimizer, steps, self._spread)
+        if config.model.init_from is not None:
+            saving.begin(Path(config.model.init_from), self._adapters, self._spread)
 
     def train(self, batch: Batch) -> StepResult:
         """One batch: `epochs` x `minibatches` optimizer steps. With one step, old log-probs are those of its own forward pass."""
