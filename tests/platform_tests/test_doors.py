@@ -23,6 +23,7 @@ OPEN = {
     r"/login/": "signing in",
     r"/logout/": "harmless to those who are out",
     r"/setup/[^/]+/": "opened by its own one-use secret",
+    r"/invite/[^/]+/": "opened by its own one-use secret",
     r"/healthz/(live|ready)/?": "says only whether the server works",
     r"/admin/login/": "signing in",
 }

@@ -1,4 +1,4 @@
-// The account page: copies the new token; where the browser refuses, the token is selected for the reader to copy.
+// Pages of the account and the team: copies a new secret; where the browser refuses, it is selected for the reader to copy.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
@@ -13,3 +13,25 @@ document.addEventListener("click", async (event) => {
   }
 });
 document.getElementById("secret")?.focus();
+
+// The look of this browser: the same choice that the toggle in the page's head makes, with the system's scheme as a third one.
+const looks = document.querySelectorAll("input[name=theme]");
+const showLook = () => {
+  const chosen = document.documentElement.dataset.theme || "";
+  for (const input of looks) input.checked = input.value === chosen;
+};
+for (const input of looks) {
+  input.addEventListener("change", () => {
+    if (input.value) document.documentElement.dataset.theme = input.value;
+    else delete document.documentElement.dataset.theme;
+    try {
+      if (input.value) localStorage.setItem("headrace-theme", input.value);
+      else localStorage.removeItem("headrace-theme");
+    } catch (error) {
+      console.info("The look holds for this page only:", error.message);
+    }
+    document.dispatchEvent(new CustomEvent("themechange"));
+  });
+}
+document.addEventListener("themechange", showLook);
+showLook();

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from django.core.management import call_command
 
+from headrace.dispatch import retention
 from headrace.experiments.models import Artifact
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ _last: datetime | None = None
 def daily(now: datetime) -> bool:
     """Called every pass; does its work at the first and then once a day. True: it did."""
     global _last
+    retention.go_on(now)
     if _last is not None and now - _last < EVERY:
         return False
     _last = now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from django import forms
@@ -31,7 +33,7 @@ class LoginForm(AuthenticationForm):
 
 
 class SetupForm(forms.Form):
-    """The first administrator's account."""
+    """A new person's account: the first administrator's, and everybody's who comes by invitation."""
 
     email = forms.EmailField(label="E-mail", max_length=254, widget=_input(forms.EmailInput, autocomplete="username", autofocus=True))
     name = forms.CharField(
@@ -72,7 +74,7 @@ class TokenForm(forms.Form):
         label="Scope",
         choices=ApiToken.Scope.choices,
         initial=ApiToken.Scope.READ,
-        help_text="Shipping a run and starting one need read and write.",
+        help_text="Metrics is for a monitoring server. Launch starts, cancels and resumes runs. Shipping a run needs read and write.",
         widget=_input(forms.Select),
     )
     days = forms.TypedChoiceField(
@@ -101,3 +103,93 @@ class MemberForm(forms.Form):
         if found is None:
             raise forms.ValidationError("Nobody with this e-mail has an account. An administrator makes one under Admin.")
         return found
+
+
+class InvitationForm(forms.Form):
+    """A new link into the team."""
+
+    role = forms.ChoiceField(label="Role", choices=Role.choices, initial=Role.MEMBER, widget=_input(forms.Select))
+    days = forms.TypedChoiceField(
+        label="Good for",
+        coerce=int,
+        choices=[(1, "1 day"), (3, "3 days"), (7, "7 days"), (30, "30 days")],
+        initial=7,
+        widget=_input(forms.Select),
+    )
+    email = forms.EmailField(
+        label="Only for this e-mail",
+        max_length=254,
+        required=False,
+        help_text="May be empty: then whoever opens the link first may use it.",
+        widget=_input(forms.EmailInput, autocomplete="off"),
+    )
+
+
+class ProfileForm(forms.Form):
+    """How others see this person."""
+
+    name = forms.CharField(label="Name", max_length=200, required=False, widget=_input(forms.TextInput, autocomplete="name"))
+
+
+class PasswordForm(forms.Form):
+    """The password now and the new one, twice."""
+
+    old = forms.CharField(
+        label="Password now", strip=False, max_length=1024, widget=_input(forms.PasswordInput, autocomplete="current-password")
+    )
+    new = forms.CharField(
+        label="New password", strip=False, max_length=1024, widget=_input(forms.PasswordInput, autocomplete="new-password")
+    )
+    again = forms.CharField(
+        label="New password again", strip=False, max_length=1024, widget=_input(forms.PasswordInput, autocomplete="new-password")
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["new"].help_text = " ".join(password_validation.password_validators_help_texts())
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        if data.get("new") and data.get("again") and data["new"] != data["again"]:
+            self.add_error("again", "The two passwords differ. Type the same one twice.")
+        return data
+
+
+class TeamForm(forms.Form):
+    """What a team is called."""
+
+    name = forms.CharField(label="Name of the team", max_length=200, widget=_input(forms.TextInput, autocomplete="off"))
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the page's form asks for; empty: everything. Days are UTC and both included."""
+
+    person: str = ""
+    action: str = ""
+    object: str = ""
+    since: date | None = None
+    until: date | None = None
+
+
+class AuditForm(forms.Form):
+    """Filters of the audit trail, all optional."""
+
+    person = forms.ChoiceField(label="Person", required=False, widget=_input(forms.Select))
+    action = forms.ChoiceField(label="Action", required=False, widget=_input(forms.Select))
+    object = forms.CharField(
+        label="Object", max_length=40, required=False, widget=_input(forms.TextInput, autocomplete="off", placeholder="its id")
+    )
+    since = forms.DateField(label="From", required=False, widget=_input(forms.DateInput, type="date"))
+    until = forms.DateField(label="To", required=False, widget=_input(forms.DateInput, type="date"))
+
+    def __init__(self, *args: Any, choices: dict[str, list[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, source, every in (("person", "actor", "Everybody"), ("action", "action", "Every action")):
+            field: Any = self.fields[name]
+            field.choices = [("", every), *((value, value) for value in choices[source])]
+
+    def filters(self) -> Filters:
+        """What is usable of the query; a faulty part filters nothing and is shown at its field."""
+        self.is_valid()
+        return Filters(**{name: value for name, value in self.cleaned_data.items() if value})

@@ -8,7 +8,7 @@ from django.contrib.auth.signals import user_logged_in, user_logged_out, user_lo
 from django.core.cache import cache
 from django.dispatch import receiver
 
-from headrace.teams import audit
+from headrace.teams import audit, sessions
 from headrace.teams.backends import WINDOW_S
 from headrace.teams.models import User
 
@@ -16,12 +16,14 @@ ROWS_A_WINDOW = 20
 
 
 @receiver(user_logged_in, dispatch_uid="audit_login")
-def _logged_in(user: Any, **_: Any) -> None:
+def _logged_in(user: Any, request: Any = None, **_: Any) -> None:
+    sessions.noted(request, user)
     audit.record("login", user=user)
 
 
 @receiver(user_logged_out, dispatch_uid="audit_logout")
-def _logged_out(user: Any, **_: Any) -> None:
+def _logged_out(user: Any, request: Any = None, **_: Any) -> None:
+    sessions.forgotten(request)
     if user is not None:
         audit.record("logout", user=user)
 

@@ -31,3 +31,8 @@ def members_of(team: Team) -> QuerySet[Membership]:
 def tokens_of(user: User) -> QuerySet[ApiToken]:
     """The user's own tokens that were not revoked, in every team the user is in, newest first."""
     return ApiToken.objects.for_user(user).filter(user=user, revoked_at=None).select_related("team").order_by("-created_at", "-pk")
+
+
+def team_tokens(team: Team) -> QuerySet[ApiToken]:
+    """Everybody's tokens of a team that were not revoked, newest first."""
+    return ApiToken.objects.for_team(team).filter(revoked_at=None).select_related("user", "team").order_by("-created_at", "-pk")

@@ -1,16 +1,17 @@
-"""All writes of this app: members, API tokens, set-up links."""
+"""Writes of this app: teams, members, people, API tokens, set-up links. Invitations and sessions have modules of their own."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
 from headrace.identifiers import hash_secret, new_secret
 from headrace.teams import audit
-from headrace.teams.models import ApiToken, Membership, Role, SetupLink, Team, User
+from headrace.teams.models import ApiToken, Invitation, Membership, Role, SetupLink, Team, User
 from headrace.teams.policy import can, role_in
 from workers.contract.errors import HeadraceError
 
@@ -90,8 +91,10 @@ def set_member(*, by: User, team: Team, user: User, role: str) -> Membership:
         raise NotAllowed("no such role", field="role", value=role, cure=f"one of {', '.join(Role.values)}")
     if role != Role.OWNER:
         _keep_an_owner(team, user)
+        _end_invitations(team, user)
+    before = role_in(user, team)
     membership, _ = Membership.unscoped.update_or_create(team=team, user=user, defaults={"role": role})
-    audit.record("member.set", user=by, team=team, obj=user, detail={"role": role})
+    audit.record("member.set", user=by, team=team, obj=user, detail={"role": role, "before": before or "", "email": user.email})
     return membership
 
 
@@ -106,12 +109,55 @@ def own_new_team(*, by: User, team: Team) -> None:
 
 @transaction.atomic
 def remove_member(*, by: User, team: Team, user: User) -> None:
-    """Take somebody out of a team; their API tokens for it stop working at once."""
+    """Take somebody out of a team; their API tokens for it and the invitations they made stop working at once."""
     require(by, "member.edit", team)
-    _keep_an_owner(team, user)
-    Membership.objects.for_team(team).filter(user=user).delete()
-    ApiToken.objects.for_team(team).filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
-    audit.record("member.remove", user=by, team=team, obj=user)
+    _take_out(team, user)
+    audit.record("member.remove", user=by, team=team, obj=user, detail={"email": user.email})
+
+
+@transaction.atomic
+def leave_team(*, user: User, team: Team) -> None:
+    """One's own way out, for every role; the last owner stays."""
+    require(user, "team.view", team)
+    _take_out(team, user)
+    audit.record("member.leave", user=user, team=team, obj=user)
+
+
+@transaction.atomic
+def edit_team(*, by: User, team: Team, name: str) -> None:
+    """Give a team another name. Its slug stays: scripts may use it."""
+    require(by, "team.edit", team)
+    name = " ".join(name.split())
+    if not 1 <= len(name) <= 200 or not name.isprintable():
+        raise NotAllowed("is no name", field="name", value=name[:60], cure="1 to 200 visible characters")
+    before, team.name = team.name, name
+    team.save(update_fields=["name"])
+    audit.record("team.edit", user=by, team=team, obj=team, detail={"name": name, "before": before})
+
+
+@transaction.atomic
+def edit_profile(user: User, *, name: str) -> None:
+    """How others see this person."""
+    name = " ".join(name.split())
+    if len(name) > 200 or not name.isprintable():
+        raise NotAllowed("is no name", field="name", value=name[:60], cure="at most 200 visible characters")
+    user.name = name
+    user.save(update_fields=["name"])
+    audit.record("account.edit", user=user, obj=user, detail={"name": name})
+
+
+@transaction.atomic
+def change_password(user: User, *, old: str, new: str) -> None:
+    """Raises ValidationError naming the field. Every session of the person stops fitting; the caller keeps its own."""
+    if not user.check_password(old):
+        raise ValidationError({"old": "This is not your password now."})
+    try:
+        validate_password(new, user)
+    except ValidationError as fault:
+        raise ValidationError({"new": fault.messages}) from None
+    user.set_password(new)
+    user.save(update_fields=["password"])
+    audit.record("password.change", user=user, obj=user)
 
 
 @transaction.atomic
@@ -130,8 +176,25 @@ def issue_api_token(*, user: User, team: Team, name: str, scope: str = ApiToken.
         scope=ApiToken.Scope(scope),
         expires_at=timezone.now() + timedelta(days=days),
     )
-    audit.record("token.create", user=user, team=team, obj=token, detail={"scope": token.scope})
+    audit.record("token.create", user=user, team=team, obj=token, detail={"scope": token.scope, "name": token.name})
     return token, secret
+
+
+@transaction.atomic
+def rotate_api_token(*, by: User, token: ApiToken) -> str:
+    """A new secret for one's own token, good for as long as it was at first; the old secret fails from the next request on."""
+    if token.user_id != by.pk:
+        raise NotAllowed("only its owner may rotate a token", field="token", value=token.public_id, cure="revoke it instead")
+    require(by, "token.create", token.team)
+    secret, now = new_secret(API_TOKEN_PREFIX), timezone.now()
+    life = min(max(token.expires_at - token.created_at, timedelta(days=1)), timedelta(days=LONGEST_TOKEN_DAYS))
+    live = ApiToken.unscoped.filter(pk=token.pk, revoked_at=None)
+    changes = {"token_hash": hash_secret(secret), "hint": secret[:8], "created_at": now, "expires_at": now + life, "last_used_at": None}
+    if not live.update(**changes):
+        raise NotAllowed("this token is revoked", field="token", value=token.public_id, cure="make a new one")
+    token.refresh_from_db()
+    audit.record("token.rotate", user=by, team=token.team, obj=token, detail={"name": token.name})
+    return secret
 
 
 @transaction.atomic
@@ -139,7 +202,7 @@ def revoke_api_token(*, by: User, token: ApiToken) -> None:
     """Stop a token. It fails from the next request on."""
     require(by, "token.revoke", token)
     ApiToken.unscoped.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
-    audit.record("token.revoke", user=by, team=token.team, obj=token)
+    audit.record("token.revoke", user=by, team=token.team, obj=token, detail={"name": token.name, "of": token.user.email})
 
 
 def verify_api_token(secret: str) -> ApiToken | None:
@@ -154,6 +217,19 @@ def verify_api_token(secret: str) -> ApiToken | None:
     if token.last_used_at is None or token.last_used_at < now - timedelta(minutes=1):
         ApiToken.unscoped.filter(pk=token.pk).update(last_used_at=now)
     return token
+
+
+def _take_out(team: Team, user: User) -> None:
+    _keep_an_owner(team, user)
+    Membership.objects.for_team(team).filter(user=user).delete()
+    ApiToken.objects.for_team(team).filter(user=user, revoked_at=None).update(revoked_at=timezone.now())
+    _end_invitations(team, user)
+
+
+def _end_invitations(team: Team, user: User) -> None:
+    """Links that somebody made as an owner do not outlive that."""
+    mine = Invitation.objects.for_team(team).filter(created_by=user, accepted_at=None, revoked_at=None)
+    mine.update(revoked_at=timezone.now())
 
 
 def _keep_an_owner(team: Team, user: User) -> None:
