@@ -1,9 +1,12 @@
-"""Metric points a second through the real server: uvicorn in its own process, SQLite on disk (WAL, FULL), HTTP, token, gzip.
+"""Metric points a second through the real server: uvicorn in its own process, HTTP, token, gzip; SQLite on disk (WAL, FULL) or PostgreSQL.
 
-    python tests/benchmarks/bench_ingest.py [--seconds 10] [--names 25] [--events 100] [--no-gzip]
+    python -m tests.benchmarks.bench_ingest [--database sqlite|postgres] [--seconds 10] [--names 25] [--events 100] [--no-gzip]
+                                            [--mlflow PYTHON]
 
-One driver posts batches as a run does: `events` metrics events of `names` values each, one batch after the other. Prints one JSON line.
-Start it when nothing else runs.
+One driver posts batches as a run does: `events` metrics events of `names` values each, one batch after the other. Every tenth batch is
+sent twice, as after a lost answer; at the end the database must hold every point exactly once. `--mlflow` names an interpreter that has
+MLflow: its server (SQLite, one worker) then takes batches of 1,000 points on the same machine, and the ratio is printed. Prints one
+JSON line. Start it when nothing else runs.
 """
 
 from __future__ import annotations
@@ -12,9 +15,8 @@ import argparse
 import gzip
 import json
 import os
-import socket
+import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,78 +24,27 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+from tests.benchmarks.server_rig import Served, free_port, served
+
+EVERY = 10  # so many batches, one is sent twice
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--names", type=int, default=25)
     parser.add_argument("--events", type=int, default=100)
     parser.add_argument("--no-gzip", action="store_true")
+    parser.add_argument("--mlflow", help="an interpreter with MLflow")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        port = free_port()
-        set_environment(Path(folder), port)
-        rig = prepare()
-        server = start_server(port)
-        try:
-            wait_until_live(port, server)
-            figures = measure(rig, port, options)
-        finally:
-            server.terminate()
-            server.wait(10)
-        print(json.dumps({**figures, **stored(rig, Path(folder))}))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def set_environment(folder: Path, port: int) -> None:
-    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
-        del os.environ[name]
-    os.environ["DJANGO_SETTINGS_MODULE"] = "headrace.settings"
-    os.environ["HEADRACE_DATA_DIR"] = str(folder)
-    os.environ["HEADRACE_PORT"] = str(port)
-    os.environ["HEADRACE_SECRET_KEY"] = "only-for-a-benchmark-" + "0123456789abcdefghijklmnopqrstuvwxyz" * 2
-    os.environ["HEADRACE_LOG_LEVEL"] = "WARNING"
-    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'platform'}"
-
-
-def prepare() -> Any:
-    """Database from zero, one run with a token."""
-    import django
-
-    django.setup()
-    from django.core.management import call_command
-    from django.db import connections
-
-    from tests.platform_tests.telemetry_rig import new_rig
-
-    call_command("migrate", verbosity=0)
-    rig = new_rig()
-    connections.close_all()
-    return rig
-
-
-def start_server(port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "uvicorn", "headrace.asgi:application", "--host", "127.0.0.1", "--port", str(port)]
-    return subprocess.Popen([*command, "--log-level", "warning", "--no-access-log"], cwd=ROOT)
-
-
-def wait_until_live(port: int, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(300):
-        if server.poll() is not None:
-            raise SystemExit(f"the server ended with {server.returncode}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise SystemExit("the server did not come up in 30 s")
+    with served(options.database) as server:
+        figures = measure(server.rig, server.port, options)
+        figures |= stored(server, figures["points_sent"])
+    if options.mlflow:
+        figures["mlflow_points_per_s"] = mlflow(options.mlflow, options.seconds)
+        figures["times_mlflow"] = round(figures["points_per_s"] / figures["mlflow_points_per_s"], 1)
+    print(json.dumps({**figures, "database": options.database}))
 
 
 def measure(rig: Any, port: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -107,7 +58,10 @@ def measure(rig: Any, port: int, options: argparse.Namespace) -> dict[str, Any]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
         while (now := time.perf_counter()) - started < options.seconds * 1.1:
             body = batch(seq, options.events, names)
-            reply = client.post(path, content=body if options.no_gzip else gzip.compress(body, 1), headers=headers)
+            packed = body if options.no_gzip else gzip.compress(body, 1)
+            reply = client.post(path, content=packed, headers=headers)
+            if (seq // options.events) % EVERY == 0:
+                reply = client.post(path, content=packed, headers=headers)
             if reply.status_code != 200 or reply.json()["ingested_through"] != seq + options.events - 1:
                 raise SystemExit(f"the server answered {reply.status_code}: {reply.text[:300]}")
             seq += options.events
@@ -119,6 +73,7 @@ def measure(rig: Any, port: int, options: argparse.Namespace) -> dict[str, Any]:
     latencies.sort()
     return {
         "points_per_s": round(points / elapsed),
+        "points_sent": (seq - 1) * len(names),
         "events_per_s": round(len(latencies) * options.events / elapsed),
         "batches": len(latencies),
         "points_per_batch": options.events * len(names),
@@ -126,7 +81,6 @@ def measure(rig: Any, port: int, options: argparse.Namespace) -> dict[str, Any]:
         "post_ms_p95": round(1000 * latencies[int(len(latencies) * 0.95)], 1),
         "seconds": round(elapsed, 1),
         "gzip": not options.no_gzip,
-        "database": "sqlite, WAL, synchronous FULL",
     }
 
 
@@ -145,15 +99,76 @@ def batch(first: int, events: int, names: list[str]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def stored(rig: Any, folder: Path) -> dict[str, Any]:
-    """What the database holds afterwards: every point once, and how many bytes each costs."""
+def stored(server: Served, sent: int) -> dict[str, Any]:
+    """What the database holds afterwards: every point once, in order, and how many bytes each costs."""
+    from django.db import connection
     from django.db.models import Sum
 
+    from headrace.telemetry.export import export
     from headrace.telemetry.models import Series
 
     points = Series.unscoped.aggregate(points=Sum("count"))["points"]
-    size = sum(path.stat().st_size for path in folder.glob("headrace.sqlite3*"))
-    return {"points_stored": points, "bytes_per_point": round(size / points, 1)}
+    name = Series.unscoped.order_by("name").values_list("name", flat=True)[0]
+    rows = b"".join(export(server.rig.run, "series", "csv", [name])).decode().splitlines()[1:]
+    seqs = [int(row.split(",")[2]) for row in rows]
+    if points != sent or seqs != list(range(1, len(seqs) + 1)):
+        raise SystemExit(f"points lost or doubled: {sent} sent, {points} stored, {len(seqs)} of one series")
+    if server.database == "postgres":
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_database_size(current_database())")
+            size = cursor.fetchone()[0]
+    else:
+        size = sum(path.stat().st_size for path in server.folder.glob("headrace.sqlite3*"))
+    return {"points_stored": points, "lost": 0, "doubled": 0, "bytes_per_point": round(size / points, 1)}
+
+
+def mlflow(python: str, seconds: float) -> int:
+    """Points a second of MLflow's own server and REST call, SQLite, one worker: batches of 1,000 points, the most that it takes."""
+    with tempfile.TemporaryDirectory(prefix="mlflow-bench-") as folder:
+        port = free_port()
+        argv = [python, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/m.db", "--artifacts-destination", folder]
+        env = {**os.environ, "PYTHONPATH": "", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        argv += ["--port", str(port), "--workers", "1"]
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(argv, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            return _mlflow_points(f"http://127.0.0.1:{port}", seconds)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(20)
+
+
+def _mlflow_points(address: str, seconds: float) -> int:
+    with httpx.Client(base_url=f"{address}/api/2.0/mlflow", timeout=60, trust_env=False) as client:
+        for _ in range(240):
+            try:
+                if client.get("/experiments/get", params={"experiment_id": "0"}).status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        else:
+            raise SystemExit("MLflow did not come up in 120 s")
+        run = client.post("/runs/create", json={"experiment_id": "0"}).json()["run"]["info"]["run_id"]
+        step, counted, points = 0, 0.0, 0
+        began = time.perf_counter()
+        while (now := time.perf_counter()) - began < seconds * 1.1:
+            rows = [
+                {
+                    "key": f"metric_{place % 25}",
+                    "value": (step * 40 + place) / 7,
+                    "timestamp": 1_700_000_000_000 + step,
+                    "step": step * 40 + place // 25,
+                }
+                for place in range(1000)
+            ]
+            answer = client.post("/runs/log-batch", json={"run_id": run, "metrics": rows})
+            if answer.status_code != 200:
+                raise SystemExit(f"MLflow answered {answer.status_code}: {answer.text[:300]}")
+            step += 1
+            if now - began >= seconds * 0.1:
+                counted = counted or now
+                points += 1000
+        return round(points / (time.perf_counter() - counted))
 
 
 if __name__ == "__main__":

@@ -121,9 +121,12 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
 
     async def _send_loop(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
+            clock, sent = asyncio.get_running_loop().time, 0.0
             while True:
                 await self.waiting.wait()
-                await asyncio.sleep(COALESCE_S)
+                # What comes after a pause goes out at once; what follows closely shares a frame
+                await asyncio.sleep(max(0.0, sent + COALESCE_S - clock()))
+                sent = clock()
                 self.waiting.clear()
                 for text in self._frames():
                     await self.send(text)
