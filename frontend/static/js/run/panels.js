@@ -23,4 +23,22 @@ export function definePanels({ base, store }) {
       update: (_, touched) => log.draw(touched.has("attempt") || touched.has("load")),
     });
   });
+  lazyPanel("files", async () => {
+    const [{ Files }, { Probe }] = await Promise.all([import("./files.js"), import("./probe.js")]);
+    let files;
+    let probe;
+    registerPanel("files", {
+      open: () => {
+        files = new Files();
+        probe = new Probe(base);
+        files.draw();
+        probe.draw();
+      },
+      update: (_, touched) => {
+        if (!["checkpoint", "finished", "run"].some((kind) => touched.has(kind))) return;
+        files.draw();
+        probe.draw();
+      },
+    });
+  });
 }
