@@ -15,7 +15,7 @@ from headrace.experiments.states import RunState
 from headrace.schema_form import Field as ConfigField
 from headrace.schema_form import fields_of
 from headrace.teams.models import Team
-from headrace.telemetry.derive import LAG_PREFIX
+from headrace.telemetry.derive import LAG_PREFIX, SPAN_PREFIX
 from headrace.telemetry.models import Series
 from workers.contract import presets
 from workers.contract.metrics import CATALOGUE
@@ -118,7 +118,8 @@ def metric_fields() -> dict[str, RunField]:
 
 def stored_metrics(team: Team) -> list[str]:
     """Names of the series the team's runs have and the catalogue does not, in order; at most MOST_STORED_NAMES."""
-    found = Series.objects.for_team(team).exclude(name__startswith=LAG_PREFIX).exclude(name__in=list(CATALOGUE))
+    found = Series.objects.for_team(team).exclude(name__startswith=LAG_PREFIX).exclude(name__startswith=SPAN_PREFIX)
+    found = found.exclude(name__in=list(CATALOGUE))
     return sorted(found.values_list("name", flat=True).distinct()[:MOST_STORED_NAMES])
 
 

@@ -16,8 +16,8 @@ function button(kind, label, press, disabled) {
   return node;
 }
 
-// `changed(keys)` is called with the new order; `most` bounds it.
-export function columnList(box, keys, changed, most = 20) {
+// `changed(keys)` is called with the new order; `most` bounds it; `known` are the fields to choose from, else every one of a run.
+export function columnList(box, keys, changed, most = 20, known = null) {
   const list = el("ol", { class: "column-list", "aria-label": "Chosen columns" });
   const input = el("input", { class: "input", type: "text", placeholder: "Add a column", "aria-label": "Add a column" });
   const holder = el("div", { class: "combo" }, input);
@@ -64,7 +64,7 @@ export function columnList(box, keys, changed, most = 20) {
       return item;
     }));
   };
-  combo(input, async (text) => matching((await allFields()).filter((field) => !chosen.includes(field.key) && field.key !== "name"), text).map(asSuggestion), (item) => {
+  combo(input, async (text) => matching((known || (await allFields())).filter((field) => !chosen.includes(field.key) && field.key !== "name"), text).map(asSuggestion), (item) => {
     input.value = "";
     if (chosen.length < most) set([...chosen, item.value], `${item.value} is added`);
     else said.textContent = `At most ${most} columns`;
