@@ -1,26 +1,14 @@
-// The two ledgers: where each lane's time went, and what became of every sample. Each shows whether it closes.
-import { count, fixed, percent, seconds } from "../format.js";
+// What became of every sample: the ledger says whether it closes. And the held-out evaluations.
+import { count, fixed, seconds } from "../format.js";
 import { byId, el } from "./dom.js";
 import { swatch } from "./flow.js";
 
-const CAUSES = ["generate", "train", "score", "environment", "sync_pause", "evaluation", "checkpoint", "wait_buffer_empty", "wait_buffer_full",
-  "wait_depth_bound", "wait_sync", "straggler_tail", "idle", "startup", "down"];
-const NAMES = {
-  generate: "generate", train: "train", score: "score", environment: "environment", sync_pause: "sync pause", evaluation: "evaluation",
-  checkpoint: "checkpoint", wait_buffer_empty: "waits: buffer empty", wait_buffer_full: "waits: buffer full", wait_depth_bound: "waits: dispatch bound",
-  wait_sync: "waits: weight swap",
-  straggler_tail: "straggler tail", idle: "idle", startup: "start-up", down: "down",
-};
-const nameOf = (cause) => NAMES[cause] || cause.replaceAll("_", " ");
-const colorOf = (cause) => (CAUSES.includes(cause) ? `cause-${cause}` : "cause-other");
-const order = (a, b) => (CAUSES.indexOf(a) + 100) % 100 - ((CAUSES.indexOf(b) + 100) % 100);
-
-function verdict(node, holds, words) {
+export function verdict(node, holds, words) {
   node.replaceChildren(el("span", { class: `verdict ${holds ? "holds" : "broken"}` }, `${holds ? "✓" : "✗"} ${words}`));
 }
 
 // Widths are set through the style object: a style attribute would need an unsafe policy.
-function barOf(parts, total, label) {
+export function barOf(parts, total, label) {
   const bar = el("div", { class: "bar", role: "img", "aria-label": label });
   for (const [className, value, title] of parts) {
     const piece = el("span", { class: className, title });
@@ -28,35 +16,6 @@ function barOf(parts, total, label) {
     bar.append(piece);
   }
   return bar;
-}
-
-export function drawTime(store) {
-  const time = store.state?.time;
-  const box = byId("time-ledger");
-  if (!time || !time.lanes || !Object.keys(time.lanes).length) return;
-  const lanes = Object.entries(time.lanes).sort(([a], [b]) => a.localeCompare(b));
-  const causes = [...new Set(lanes.flatMap(([, spent]) => Object.keys(spent)))].filter((cause) => lanes.some(([, spent]) => spent[cause] > 0)).sort(order);
-  const wall = time.wall_s;
-  const drawn = lanes.map(([lane, spent]) => {
-    const total = Object.values(spent).reduce((sum, value) => sum + value, 0);
-    const said = causes.filter((cause) => spent[cause] > 0);
-    const parts = said.map((cause) => [colorOf(cause), spent[cause], `${nameOf(cause)}: ${seconds(spent[cause])}, ${percent(spent[cause] / total, 1)}`]);
-    const label = `${lane}: ${said.map((cause) => `${nameOf(cause)} ${percent(spent[cause] / total)}`).join(", ")}`;
-    return el("div", { class: "lane" }, el("div", { class: "lane-head" }, el("strong", {}, lane), el("span", { class: "note" }, seconds(total))), barOf(parts, total || 1, label));
-  });
-  box.replaceChildren(...drawn, timeTable(lanes, causes, wall));
-  const worst = Math.max(...lanes.map(([, spent]) => Math.abs(Object.values(spent).reduce((sum, value) => sum + value, 0) - wall)));
-  const holds = worst <= Math.max(0.01 * wall, 0.05);
-  verdict(byId("time-check"), holds, holds ? `every lane sums to ${seconds(wall)}` : `a lane misses wall time by ${seconds(worst)}`);
-}
-
-function timeTable(lanes, causes, wall) {
-  const cell = (value) => el("td", { class: "number" }, value ? seconds(value) : "–", el("span", { class: "part" }, value ? percent(value / wall) : ""));
-  const rows = causes.map((cause) => el("tr", {}, el("td", {}, swatch(colorOf(cause)), nameOf(cause)), lanes.map(([, spent]) => cell(spent[cause]))));
-  const sums = lanes.map(([, spent]) => el("td", { class: "number" }, seconds(Object.values(spent).reduce((sum, value) => sum + value, 0)), el("span", { class: "part" })));
-  return el("div", { class: "table-wrap" }, el("table", { class: "time-table" },
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Cause"), lanes.map(([lane]) => el("th", { scope: "col", class: "number" }, lane)))),
-    el("tbody", {}, rows, el("tr", {}, el("td", {}, "sum"), sums))));
 }
 
 export function drawEvaluations(store) {

@@ -8,7 +8,7 @@ import { Catalogue, Explorer, Pins } from "./explorer.js";
 import { startControl } from "./control.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
-import { drawEvaluations, drawSamplesLedger, drawTime } from "./ledgers.js";
+import { drawEvaluations, drawSamplesLedger } from "./ledgers.js";
 import { definePanels } from "./panels.js";
 import { inPast, viewOf } from "./past.js";
 import { Link } from "./socket.js";
@@ -82,7 +82,6 @@ registerPanel("charts", {
     bar.show();
   },
 });
-registerPanel("timeline", { open: drawTime, update: drawTime });
 for (const name of ["config", "history"]) registerPanel(name, { open: drawDetails, update: drawDetails });
 definePanels({ base, store: view });
 

@@ -3,6 +3,7 @@ import { lazyPanel, registerPanel } from "./tabs.js";
 import { throttled } from "./dom.js";
 
 export function definePanels({ base, store }) {
+  lazyPanel("timeline", () => import("./timeline.js"));
   lazyPanel("samples", async () => {
     const { Samples } = await import("./samples.js");
     let samples;
