@@ -73,7 +73,8 @@ _CURE = f"set {INIT_FROM} to the checkpoint's folder, or send no forked_from"
 def folder_of(artifact: Artifact) -> str:
     """The checkpoint's folder on the server's disk; an artifact's path stands in its attempt's folder unless it is absolute."""
     attempt = artifact.attempt
-    return str(Path(attempt.out_dir) / artifact.path) if attempt is not None and attempt.out_dir else artifact.path
+    folder = Path(attempt.out_dir) / artifact.path if attempt is not None and attempt.out_dir else Path(artifact.path)
+    return str(folder.absolute())
 
 
 def same_start(existing: Run, fields: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -123,13 +123,20 @@ def sections(
     """The form, filled and with its faults. Called for every showing of the page."""
     by_name = {block.name: block for block in blocks(schema(), values, submitted=submitted, errors=errors, describe=describe)}
     titled = {
-        name: Block(name, BLOCK_TITLES.get(name, name.capitalize()), block.description, block.fields) for name, block in by_name.items()
+        name: Block(name, BLOCK_TITLES.get(name, name.capitalize()), block.description, _kinds_first(block.fields))
+        for name, block in by_name.items()
     }
     titled["partial"], titled["run"] = _apart(titled["run"], "partial")
     placed = {name for *_words, names in LAYOUT for name in names}
     result = [Section(*words, tuple(titled[name] for name in names if name in titled)) for *words, names in LAYOUT]
     rest = tuple(block for name, block in titled.items() if name not in placed)
     return [*result, Section("more", WORK, "More", "Further settings.", rest)] if rest else result
+
+
+def _kinds_first(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """What names an axis' kind is always in the open, before the rest of its block."""
+    shown = [replace(item, level="main") if item.path in AXIS_OF_FIELD else item for item in fields]
+    return tuple(sorted(shown, key=lambda item: item.path not in AXIS_OF_FIELD))
 
 
 def _apart(block: Block, path: str) -> tuple[Block, Block]:

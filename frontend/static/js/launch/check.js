@@ -36,6 +36,7 @@ export function startCheck(form, reveal) {
     verdict(problems, warnings);
     changes(answer);
     if (answer.commands.length) commands(answer.commands);
+    for (const id of ["forecast-rows", "forecast-words", "commands"]) byId(id).classList.toggle("stale", !answer.digest);
     if (answer.forecast) forecast(answer.forecast);
     several(answer.sweep);
   }
@@ -102,6 +103,7 @@ function fillList(list, texts) {
 function changes(answer) {
   byId("changes-from").textContent = `from ${answer.compared}`;
   byId("changes-none").hidden = answer.changes.length > 0;
+  byId("changes-none").textContent = answer.digest ? "Nothing: it is the same config." : "Listed again once the problems are mended.";
   const rows = answer.changes.map((row) => el("tr", {}, el("th", { scope: "row" }, row.title, " ", el("code", {}, row.path)), el("td", {}, row.before), el("td", {}, el("strong", {}, row.after))));
   const head = el("thead", {}, el("tr", {}, ...["Setting", "There", "Here"].map((text) => el("th", { scope: "col" }, text))));
   byId("changes-table").replaceChildren(...(rows.length ? [el("table", { class: "changes" }, head, el("tbody", {}, ...rows))] : []));
