@@ -282,3 +282,70 @@ def test_faults_are_told_in_a_line(terminal: Rig, capsys: pytest.CaptureFixture[
     assert cli.main(arguments) == code
     told = capsys.readouterr()
     assert word in told.err and "Traceback" not in told.err
+
+
+# --- several runs
+
+
+def test_a_sweep_is_started_once_read_and_cancelled(client: Client) -> None:
+    asked: dict[str, Any] = {
+        "preset": "demo",
+        "set": ["budget.steps=2"],
+        "seeds": [1, 2],
+        "axes": {"optimizer.learning_rate": [1e-4, 2e-4]},
+        "key": "s",
+    }
+    sweep = client.start_sweep("grid", **asked)
+    assert client.start_sweep("grid", **asked).id == sweep.id
+    assert len(sweep.runs) == 4 and {run.id for run in client.runs(group=sweep.id)} == {run.id for run in sweep.runs}
+    assert {entry["run"]["id"] for entry in client.queue().waiting} >= {run.id for run in sweep.runs}
+    assert {run.state for run in client.act_on_sweep(sweep.id, "cancel").runs} == {"cancelled"}
+    with pytest.raises(ApiError) as refused:
+        client.start_sweep("wrong", preset="demo", axes={"optimizer.nothing": [1]})
+    assert "optimizer.nothing" in str(refused.value)
+
+
+def test_runs_are_found_by_query(client: Client, rig: Rig) -> None:
+    tagged = client.launch("tagged", preset="demo", tags=["keep"])
+    assert [run.id for run in client.runs("tag:keep")] == [tagged.id]
+    with pytest.raises(ApiError) as refused:
+        list(client.runs("tag:keep and ("))
+    assert refused.value.status == 400
+
+
+def test_a_race_is_started_read_reported_and_cancelled(client: Client, tmp_path: Path) -> None:
+    spec = {
+        "contenders": [{"preset": "pipelinerl", "label": "a"}, {"preset": "trl-sync", "label": "b"}],
+        "seeds": [1, 2],
+        "stop": {"kind": "samples", "value": 64},
+    }
+    race = client.start_race("two designs", spec, key="r")
+    assert client.start_race("two designs", spec, key="r").id == race.id and race.live["total"] == 4
+    assert [row.id for row in client.races()] == [race.id]
+    assert client.report(race.id, tmp_path / "r.html") > 1000 and "two designs" in (tmp_path / "r.html").read_text()
+    assert client.report(race.id, tmp_path / "r.csv") > 0
+    assert client.act_on_race(race.id, "pause").state == "paused"
+    assert client.act_on_race(race.id, "cancel").state in ("stopping", "cancelled")
+    with pytest.raises(ApiError) as refused:
+        client.start_race("one", {**spec, "contenders": spec["contenders"][:1]})
+    assert refused.value.status == 422 and "contenders" in str(refused.value)
+
+
+def test_views_are_saved_listed_and_deleted(client: Client) -> None:
+    view = client.save_view("runs", "good ones", "q=reward%3E0.5")
+    assert [row.name for row in client.views("runs")] == ["good ones"] and client.views("compare") == []
+    client.delete_view(view.id)
+    assert client.views() == []
+
+
+def test_a_reading_token_starts_nothing_either(rig: Rig) -> None:
+    with Client(SERVER, secret(rig, "read"), transport=transport()) as reader:
+        assert reader.races() == [] and reader.views() == [] and reader.queue().running == []
+        for act in (
+            lambda: reader.start_sweep("x", preset="demo", seeds=[1]),
+            lambda: reader.start_race("x", {}),
+            lambda: reader.save_view("runs", "x", ""),
+        ):
+            with pytest.raises(ApiError) as refused:
+                act()
+            assert refused.value.status == 403

@@ -9,6 +9,8 @@ from ninja import Router, Status
 
 from headrace.api.callers import caller_in_team, caller_of, experiment_of, moment, named_run, project_of, run_of
 from headrace.api.schemas import Extension, RunDetail, RunEdit, RunIn, RunPage, UploadIn, UploadOut
+from headrace.compare import where
+from headrace.compare.query import parse
 from headrace.experiments import control, services
 from headrace.experiments import selectors as runs_selectors
 from headrace.experiments.models import Run
@@ -25,8 +27,8 @@ LARGEST_PAGE = 200
 
 
 @router.get("", response=RunPage, summary="List runs")
-def list_runs(request: HttpRequest, state: str = "", group: str = "", before: str = "", limit: int = 50) -> dict[str, Any]:
-    """Runs of the caller's team that match, newest first."""
+def list_runs(request: HttpRequest, state: str = "", group: str = "", query: str = "", before: str = "", limit: int = 50) -> dict[str, Any]:
+    """Runs of the caller's team that match, newest first. `query`: as in the runs table, `reward>0.6 tag:baseline`."""
     caller, team = caller_in_team(request, "run.view")
     rows = runs_selectors.runs_for(caller.user, team)
     if state:
@@ -35,6 +37,8 @@ def list_runs(request: HttpRequest, state: str = "", group: str = "", before: st
         rows = rows.filter(state=state)
     if group:
         rows = rows.filter(group=group)
+    if query:
+        rows, _ = where.apply(rows, parse(query), team=team, user=caller.user)
     if before:
         rows = rows.filter(created_at__lt=moment(before, "before"))
     if not 1 <= limit <= LARGEST_PAGE:
@@ -69,13 +73,13 @@ def start_run(request: HttpRequest, payload: RunIn) -> Status[dict[str, Any]]:
         group=payload.group,
         priority=payload.priority,
     )
-    return Status(201, _detail(run))
+    return Status(201, detail(run))
 
 
 @router.get("/{run_id}", response=RunDetail, summary="One run")
 def get_run(request: HttpRequest, run_id: str) -> dict[str, Any]:
     """A run with its config and attempts."""
-    return _detail(run_of(caller_of(request), run_id))
+    return detail(run_of(caller_of(request), run_id))
 
 
 @router.patch("/{run_id}", response=RunDetail, summary="Edit a run's words")
@@ -175,9 +179,10 @@ def create_upload(request: HttpRequest, payload: UploadIn) -> Status[dict[str, A
 
 
 def _fresh(request: HttpRequest, run_id: str) -> dict[str, Any]:
-    return _detail(run_of(caller_of(request), run_id))
+    return detail(run_of(caller_of(request), run_id))
 
 
-def _detail(run: Run) -> dict[str, Any]:
+def detail(run: Run) -> dict[str, Any]:
+    """The answer about one run."""
     attempts = [selectors.attempt_summary(row) for row in runs_selectors.attempts_of(run)]
     return {**selectors.run_summary(run), "config": run.config.data, "attempts": attempts, "series": series.names(run)}

@@ -6,7 +6,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import URLPattern, URLResolver
 from ninja import NinjaAPI
 
-from headrace.api import answers, attempts, configs, history, runs, team
+from headrace.api import answers, attempts, configs, history, runs, several, team
 from headrace.api.auth import ApiTokenAuth, BrowserAuth
 
 BEHIND_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
@@ -26,6 +26,7 @@ api.add_router("/runs", history.router)
 api.add_router("/uploads", runs.uploads)
 api.add_router("", configs.router)
 api.add_router("", team.router)
+api.add_router("", several.router)
 answers.install(api)
 
 

@@ -21,11 +21,18 @@ from headrace.api.schemas import (
     Problem,
     ProjectOut,
     ProjectsOut,
+    QueueOut,
+    RaceOut,
+    RacePage,
+    RaceRow,
     RunDetail,
     RunOut,
     RunPage,
     SamplesOut,
     SeriesOut,
+    SweepOut,
+    ViewOut,
+    ViewsOut,
 )
 from headrace.client.watching import LINE_METRICS, Progress, progress_of
 from workers.contract.errors import HeadraceError
@@ -80,11 +87,11 @@ class Client:
         """Resolve a config without starting it: the same code as the form and the engine."""
         return CheckOut.model_validate(self._post("/config/check", {"preset": preset, "config": config or {}, "set": set or []}))
 
-    def runs(self, *, state: str = "", group: str = "", limit: int = 50) -> Iterator[RunOut]:
-        """Newest first, page by page, at most `limit` of them."""
+    def runs(self, query: str = "", *, state: str = "", group: str = "", limit: int = 50) -> Iterator[RunOut]:
+        """Newest first, page by page, at most `limit` of them. `query`: the language of the runs table, `reward>0.6 tag:baseline`."""
         before, left = "", limit
         while left > 0:
-            wanted = {"state": state, "group": group, "before": before, "limit": min(left, PAGE)}
+            wanted = {"query": query, "state": state, "group": group, "before": before, "limit": min(left, PAGE)}
             page = RunPage.model_validate(self._get("/runs", **wanted))
             yield from page.runs
             left -= len(page.runs)
@@ -121,6 +128,22 @@ class Client:
         named = {"metrics": ",".join(metrics)} if metrics else {}
         return ComparisonOut.model_validate(self._get("/compare", runs=",".join(runs), **named))
 
+    def queue(self) -> QueueOut:
+        return QueueOut.model_validate(self._get("/queue"))
+
+    def sweep(self, sweep: str) -> SweepOut:
+        return SweepOut.model_validate(self._get(f"/sweeps/{sweep}"))
+
+    def races(self, limit: int = 50) -> list[RaceRow]:
+        return RacePage.model_validate(self._get("/races", limit=limit)).races
+
+    def race(self, race: str) -> RaceOut:
+        """A race with its results so far."""
+        return RaceOut.model_validate(self._get(f"/races/{race}"))
+
+    def views(self, page: str = "") -> list[ViewOut]:
+        return ViewsOut.model_validate(self._get("/views", page=page)).views
+
     # --- acting
 
     def launch(
@@ -135,7 +158,29 @@ class Client:
     ) -> RunDetail:
         """Queue a run. `key`: asking again with the same one answers the same run. `more`: other fields of RunIn."""
         given = {"name": name, "preset": preset, "config": config or {}, "set": set or [], **more}
-        return RunDetail.model_validate(self._post("/runs", {**given, "idempotency_key": key or f"client-{uuid.uuid4().hex}"}))
+        return RunDetail.model_validate(self._post("/runs", {**given, "idempotency_key": key or _key()}))
+
+    def start_sweep(self, name: str, *, key: str | None = None, **fields: Any) -> SweepOut:
+        """Queue every combination of `seeds` and `axes`; `fields`: those of SweepIn."""
+        return SweepOut.model_validate(self._post("/sweeps", {"name": name, **fields, "idempotency_key": key or _key()}))
+
+    def act_on_sweep(self, sweep: str, action: str = "cancel") -> SweepOut:
+        return SweepOut.model_validate(self._post(f"/sweeps/{sweep}/{action}", {}))
+
+    def start_race(self, name: str, spec: dict[str, Any], *, key: str | None = None, project: str | None = None) -> RaceOut:
+        """Race presets on one workload; `spec` as a race's answer holds it."""
+        body = {"name": name, "spec": spec, "project": project, "idempotency_key": key or _key()}
+        return RaceOut.model_validate(self._post("/races", body))
+
+    def act_on_race(self, race: str, action: str) -> RaceOut:
+        """`action`: pause, resume or cancel."""
+        return RaceOut.model_validate(self._post(f"/races/{race}/{action}", {}))
+
+    def delete_view(self, view: str) -> None:
+        self._request("DELETE", f"/views/{view}")
+
+    def save_view(self, page: str, name: str, query: str) -> ViewOut:
+        return ViewOut.model_validate(self._post("/views", {"page": page, "name": name, "query": query}))
 
     def edit(self, run: str, *, name: str | None = None, note: str | None = None, tags: list[str] | None = None) -> RunDetail:
         body = {"name": name, "note": note, "tags": tags}
@@ -181,11 +226,19 @@ class Client:
 
     def export(self, run: str, to: Path, *, what: str = "series", form: str = "parquet", names: list[str] | None = None) -> int:
         """Write a whole table to a file that does not exist yet, or not at all. Returns its bytes."""
-        part = to.with_name(to.name + ".part")
         wanted = {"what": what, "format": form, "names": ",".join(names or [])}
+        return self._download(f"/runs/{run}/export", to, wanted)
+
+    def report(self, race: str, to: Path) -> int:
+        """Write a race's report: HTML, or CSV where the file's name ends so. Returns its bytes."""
+        form = "csv" if to.suffix == ".csv" else "html"
+        return self._download(f"/races/{race}/report.{form}", to, {})
+
+    def _download(self, path: str, to: Path, params: dict[str, str]) -> int:
+        part = to.with_name(to.name + ".part")
         written = 0
         try:
-            with self._http.stream("GET", f"/runs/{run}/export", params=wanted) as answer, part.open("wb") as sink:
+            with self._http.stream("GET", path, params=params) as answer, part.open("wb") as sink:
                 if answer.status_code != 200:
                     answer.read()
                     raise _refusal(answer)
@@ -223,6 +276,10 @@ class Client:
         if answer.status_code >= 300:
             raise _refusal(answer)
         return answer.json()
+
+
+def _key() -> str:
+    return f"client-{uuid.uuid4().hex}"
 
 
 def _refusal(answer: httpx.Response) -> ApiError:
