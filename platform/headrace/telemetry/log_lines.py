@@ -99,13 +99,12 @@ def as_row(line: LogLine) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Without terminal escapes; other control characters as their pictures, so that no line can move a cursor or turn text around."""
+    """Without terminal escapes; other control characters as their code points, so that no line can move a cursor or turn text around."""
     return _CONTROLS.sub(_picture, _ESCAPES.sub("", text))
 
 
 def _picture(found: re.Match[str]) -> str:
-    code = ord(found.group())
-    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"<U+{code:04X}>"
+    return f"<U+{ord(found.group()):04X}>"
 
 
 def _written(chunks: list[LogChunk]) -> Iterator[str]:

@@ -41,8 +41,8 @@ export class Probe {
       const found = await this.get("probes.json");
       this.probes = found.probes;
       this.fillForm(found);
-      this.history();
       if (!this.chosen && this.probes.length) this.chosen = this.probes[0].id;
+      this.history();
       const known = this.probes.find((probe) => probe.id === this.chosen);
       if (this.chosen && (!this.shown || this.shown.id !== this.chosen || this.shown.state !== known?.state)) await this.show(this.chosen);
     } catch (error) {
@@ -179,7 +179,8 @@ export class Probe {
     this.views.push(draw);
     const given = (tokens.logprobs || []).filter((value) => typeof value === "number");
     const sum = given.reduce((total, value) => total + value, 0);
-    const facts = [`${(tokens.ids || tokens.text || []).length} tokens`, answer.finish_reason === "length" ? "cut at the limit" : null, given.length ? `log-prob ${fixed(sum, 1)}` : null].filter(Boolean).join(", ");
+    const length = (tokens.ids || tokens.text || []).length;
+    const facts = [`${length} ${length === 1 ? "token" : "tokens"}`, answer.finish_reason === "length" ? "cut at the limit" : null, given.length ? `log-prob ${fixed(sum, 1)}` : null].filter(Boolean).join(", ");
     return el("section", { class: "probe-side" }, el("div", { class: "detail-bar" }, el("h4", {}, words), el("span", { class: "note" }, facts)), view.node);
   }
 }

@@ -61,13 +61,14 @@ export class SampleDetail {
       this.hooks.shade(select.value);
       this.setShade(select.value);
     });
-    this.box.replaceChildren(
+    this.box.replaceChildren(...[
       el("div", { class: "detail-head" }, el("h3", { id: "sample-detail-title", tabindex: "-1" }, `Sample ${sample.seq}, step ${sample.step}`), rewardTag(data),
         el("div", { class: "end" }, move(-1, "↑", "Previous sample"), move(1, "↓", "Next sample"))),
       this.facts(sample), this.group(sample),
       this.section("Prompt", el("div", { class: "text-box prompt-text", tabindex: "0", role: "group", "aria-label": "The prompt" }, visibleNodes(data.prompt))),
       el("section", {}, el("div", { class: "detail-bar" }, el("h4", {}, "Completion"), el("span", { class: "end" }, el("label", { class: "note", for: "sample-shade" }, "Shade tokens by"), select)), this.tokens.node, this.pager(sample)),
-      this.answers(data));
+      this.answers(data),
+    ].filter(Boolean));
     this.drawTokens();
   }
 
@@ -86,7 +87,7 @@ export class SampleDetail {
     const rows = [
       ["outcome", outcomeWords(data)], ["advantage", has(data.advantage) ? fixed(data.advantage, 3) : "none"],
       ["sampled by", versionSpan(data)], ["trained at", has(data.version_trained) && data.outcome === "trained" ? `v${data.version_trained}${lag === null ? "" : `, lag ${lag}`}` : null],
-      ["length", `${count(sample.tokens_total)} tokens`], ["ended by", { length: "the limit", stop: "itself", abort: "an abort" }[data.finish_reason] || data.finish_reason],
+      ["length", `${count(sample.tokens_total)} ${sample.tokens_total === 1 ? "token" : "tokens"}`], ["ended by", { length: "the limit", stop: "itself", abort: "an abort" }[data.finish_reason] || data.finish_reason],
       ["prompt id", data.prompt_id], ["attempt", sample.attempt],
     ];
     return el("dl", { class: "detail-facts" }, rows.filter(([, value]) => has(value)).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(value)))));
@@ -98,8 +99,8 @@ export class SampleDetail {
     if (!samples?.length || samples.length < 2) return null;
     const buttons = samples.map((other) => {
       const key = `${sample.attempt}/${other.seq}`;
-      const button = el("button", { type: "button", class: "sibling", "aria-current": key === this.key ? "true" : null, "aria-label": `Completion ${other.index}, ${has(other.reward) ? `reward ${fixed(other.reward, 2)}` : "no reward"}` },
-        el("b", {}, has(other.reward) ? fixed(other.reward, 2) : "–"), el("span", {}, has(other.advantage) ? `A ${fixed(other.advantage, 2)}` : other.outcome));
+      const button = el("button", { type: "button", class: "sibling", "aria-current": key === this.key ? "true" : null },
+        el("span", { class: "unseen" }, `Completion ${other.index}, reward`), el("b", {}, has(other.reward) ? fixed(other.reward, 2) : "–"), el("span", {}, has(other.advantage) ? `A ${fixed(other.advantage, 2)}` : other.outcome));
       button.addEventListener("click", () => this.hooks.open(key));
       return button;
     });

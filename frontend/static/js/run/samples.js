@@ -8,6 +8,7 @@ import { marked } from "./visible.js";
 const FILTERS = ["step", "outcome", "reason", "finish", "group", "q", "attempt", "reward_min", "reward_max", "version", "versions", "until"];
 const DEFAULTS = { view: "samples", sort: "newest", shade: "version", sample: "" };
 const GROUP_SORTS = ["newest", "oldest", "reward", "-reward", "spread", "-spread"];
+const tokens = (n) => `${count(n)} ${n === 1 ? "token" : "tokens"}`;
 const has = (value) => value !== null && value !== undefined && value !== "";
 
 export class Samples {
@@ -239,7 +240,7 @@ export class Samples {
     const lag = has(sample.version_trained) && has(sample.version_min) && sample.outcome === "trained" ? `, lag ${sample.version_trained - sample.version_min}` : "";
     return el("button", { class: "sample-row", type: "button", "data-sample": key },
       el("span", { class: "sample-head" }, rewardTag(sample), sample.outcome === "trained" ? null : el("b", {}, outcomeWords(sample)), el("span", {}, `step ${sample.step}`),
-        el("span", {}, `${versionSpan(sample)}${lag}`), has(sample.advantage) ? el("span", {}, `advantage ${short(sample.advantage)}`) : null, el("span", {}, `${count(sample.token_count)} tokens`), sample.finish_reason === "length" ? el("span", {}, "cut at the limit") : null),
+        el("span", {}, `${versionSpan(sample)}${lag}`), has(sample.advantage) ? el("span", {}, `advantage ${short(sample.advantage)}`) : null, el("span", {}, tokens(sample.token_count)), sample.finish_reason === "length" ? el("span", {}, "cut at the limit") : null),
       el("span", { class: "row-prompt" }, marked(sample.prompt, this.state.q)), el("span", { class: "completion row-completion" }, sample.completion ? marked(sample.completion, this.state.q) : el("i", { class: "none" }, "no text")));
   }
 
@@ -250,7 +251,7 @@ export class Samples {
     const column = (sample) => el("button", { class: "sample-row group-column", type: "button", "data-sample": `${sample.attempt}/${sample.seq}` },
       el("span", { class: "sample-head" }, rewardTag(sample), has(sample.advantage) ? el("span", {}, `A ${short(sample.advantage)}`) : null, sample.outcome === "trained" ? null : el("b", {}, outcomeWords(sample))),
       el("span", { class: "completion row-completion" }, sample.completion ? marked(sample.completion, this.state.q) : el("i", { class: "none" }, "no text")),
-      el("span", { class: "note" }, `${versionSpan(sample)}, ${count(sample.token_count)} tokens`));
+      el("span", { class: "note" }, `${versionSpan(sample)}, ${tokens(sample.token_count)}`));
     return el("section", { class: "sample-group" }, el("p", { class: "sample-head" }, words.filter(Boolean).map((text) => el("span", {}, text))), el("p", { class: "row-prompt" }, marked(first?.prompt, this.state.q)),
       el("div", { class: "group-columns" }, group.samples.map(column), group.n > group.samples.length ? el("p", { class: "note" }, `${group.n - group.samples.length} more`) : null));
   }

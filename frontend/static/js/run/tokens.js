@@ -9,7 +9,7 @@ const MASKED = ["yes", "no", "yes, ratio under the lower bound", "yes, ratio ove
 let tip = null;
 
 function tipBox() {
-  if (!tip) document.body.append((tip = el("div", { class: "token-tip", role: "tooltip", id: "token-tip", hidden: true })));
+  if (!tip) (document.getElementById("main") || document.body).append((tip = el("div", { class: "token-tip", role: "tooltip", id: "token-tip", hidden: true })));
   return tip;
 }
 
@@ -100,7 +100,7 @@ export class TokenView {
       return;
     }
     token.setAttribute("aria-describedby", "token-tip");
-    box.replaceChildren(el("dl", {}, this.facts(Number(token.dataset.at)).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
+    box.replaceChildren(el("dl", {}, this.facts(Number(token.dataset.at)).flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
     box.hidden = false;
     const place = token.getClientRects()[0] || token.getBoundingClientRect();
     const left = Math.max(8, Math.min(place.left, innerWidth - box.offsetWidth - 8));

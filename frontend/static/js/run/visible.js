@@ -1,19 +1,15 @@
-// Text from a model or a run, shown so that nothing in it can hide: control and direction characters become pictures of themselves.
+// Text from a model or a run, shown so that nothing in it can hide: control and direction characters become their code points.
 import { el } from "./dom.js";
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufe00-\ufe0f\ufeff\ufff9-\ufffb]|\u00a0/u;
 const PIECES = /( +)|(\n)|(\t)|([\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufe00-\ufe0f\ufeff\ufff9-\ufffb])/u;
 
-function picture(character) {
-  const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  return code === 0x7f ? "\u2421" : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
-}
+const picture = (character) => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-// Plain text with its hidden characters as pictures; line ends and tabs stay.
+// Plain text with its hidden characters as code points; line ends and tabs stay.
 export function visible(text) {
   const given = String(text ?? "");
-  return HIDDEN.test(given) ? [...given].map((character) => (HIDDEN.test(character) ? picture(character) : character)).join("") : given;
+  return HIDDEN.test(given) ? [...given].map((character) => (HIDDEN.test(character) ? `<${picture(character)}>` : character)).join("") : given;
 }
 
 // The same as nodes, with white space marked: what is copied is still the text itself.
