@@ -54,7 +54,7 @@ function draw(key) {
     const label = plot.querySelector("[data-drawn]:not([hidden]) svg")?.getAttribute("aria-label");
     plot.replaceChildren();
     plot.dataset.live = "1";
-    plot.setAttribute("role", "img");
+    plot.setAttribute("role", "group");
     plot.setAttribute("aria-label", label || key);
   }
   Plotly.react(plot, traces(series), layout, CONFIG);

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db import close_old_connections, transaction
+from django.db import DatabaseError, transaction
 
 from headrace.compare.races import plan
 from headrace.compare.races.models import Race, RaceEntry
@@ -81,9 +81,10 @@ def advance(now: datetime) -> int:
     for pk in list(open_races[:MOST_RACES]):
         try:
             started += _advance_one(pk, now)
+        except DatabaseError:
+            raise  # no race's own trouble: the reconciler begins its next pass with a new connection
         except Exception:
-            log.exception("race %s could not go on; the next pass tries again", pk)
-            close_old_connections()
+            log.exception("race %s could not go on; it is tried again in %d s", pk, LATER.total_seconds())
             Race.unscoped.filter(pk=pk).update(try_again_at=now + LATER)
     return started
 

@@ -149,9 +149,11 @@ def preview(draft: Draft, team: Team) -> dict[str, Any]:
     if spec is None or not draft.entries:
         return {}
     at_once = resources.fitting(team, spec)
-    walls = [entry.config.budget.wall_s for entry in draft.entries]
+    there = selectors.reusable(team, [entry.config.digest() for entry in draft.entries]) if spec.reuse else set()
+    left = [entry.config for entry in draft.entries if entry.config.digest() not in there]
+    walls = [config.budget.wall_s for config in left]
     money = resources.money(team)
-    hours = [plan.devices_of(entry.config) * (entry.config.budget.wall_s or 0) / 3600 for entry in draft.entries]
+    hours = [plan.devices_of(config) * (config.budget.wall_s or 0) / 3600 for config in left]
     checklist: fairness.Fairness = selectors.checklist(spec, draft.configs, at_once)
     return {
         "entries": len(draft.entries),
@@ -162,7 +164,8 @@ def preview(draft: Draft, team: Team) -> dict[str, Any]:
         "at_most": spec.stop.kind in ("samples", "tokens"),
         "cost": sum(hours) * money.per_hour if money and all(walls) else None,
         "currency": money.currency if money else "",
-        "reusable": selectors.reusable(team, [entry.config.digest() for entry in draft.entries]) if spec.reuse else 0,
+        "reusable": len(there),
+        "left": len(left),
         "fair": checklist,
     }
 

@@ -82,19 +82,18 @@ def _shown_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {**cell, "again": over, "value": value, "percent": round(100 * (cell["share"] or 0), 1)}
 
 
-def number(value: float | None, unit: str) -> str:
-    """A figure as it is written; no data is a dash."""
+def number(value: float | None, unit: str, like: float | None = None) -> str:
+    """A figure as it is written; no data is a dash. `like`: the figure beside which it stands, whose digits it takes."""
     if value is None:
         return "–"
+    size = abs(value if like is None else like)
     if unit == "share":
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.{1 if size >= 0.01 else 2}f} %"
     if unit == "s":
-        return f"{1000 * value:.1f} ms" if abs(value) < 1 else f"{value:,.1f} s"
-    if unit in ("samples", "tokens"):
+        return f"{1000 * value:.1f} ms" if size < 1 else f"{value:,.1f} s"
+    if unit in ("samples", "tokens") or size >= 1000:
         return f"{value:,.0f}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return f"{value:.3f}" if size < 10 else f"{value:.1f}"
 
 
 def _headline(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def _row(row: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
     for label in labels:
         cell = row["cells"].get(label)
         seeds = "; ".join(f"seed {seed}: {number(value, row['unit'])}" for seed, value in cell["seeds"].items()) if cell else ""
-        half = number(cell["half"], row["unit"]) if cell and cell["half"] is not None else ""
+        half = number(cell["half"], row["unit"], cell["mean"]) if cell and cell["half"] is not None else ""
         cells.append({"text": number(cell["mean"] if cell else None, row["unit"]), "half": half, "best": label == winner, "seeds": seeds})
     unit = row["unit"] if row["unit"] not in ("share", "s", "samples", "tokens") else ""
     return {"title": row["title"], "text": row["text"], "unit": unit, "cells": cells, "headline": "at" in row}

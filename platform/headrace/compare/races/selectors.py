@@ -204,9 +204,9 @@ def in_words(path: str, known: dict[str, str]) -> str:
     return f"{known[above]}: {rest}" if above else path
 
 
-def reusable(team: Team, digests: Sequence[str]) -> int:
-    """How many of these configs have a finished run that a race would take instead of a new one. Called by the form's preview."""
+def reusable(team: Team, digests: Sequence[str]) -> set[str]:
+    """Those of these configs that have a finished run which a race would take instead of a new one. Called by the form's preview."""
     configs = Config.objects.for_team(team).filter(digest__in=list(digests))
     found = Run.objects.for_team(team).filter(config__in=configs, state=RunState.SUCCEEDED, deleted_at=None)
     found = found.exclude(source=Run.Source.UPLOAD).exclude(attempts__number__gt=1)
-    return found.values("config_id").distinct().count()
+    return set(found.values_list("config__digest", flat=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal
 
@@ -118,6 +119,7 @@ def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [_with_holm(item, corrected.get((item.first, item.second))) for item in comparisons]
 
 
+@lru_cache(maxsize=512)
 def t_quantile(probability: float, freedom: float) -> float:
     """The value that Student's t with so many degrees of freedom stays below with this probability (0.5 <= probability < 1)."""
     if not 0.5 <= probability < 1 or freedom <= 0:
