@@ -37,7 +37,8 @@ def addresses(patterns: list[URLPattern | URLResolver] | None = None, prefix: st
     for item in get_resolver().url_patterns if patterns is None else patterns:
         text = str(item.pattern)
         if not hasattr(item.pattern, "_route"):  # a regular expression
-            text = re.sub(r"\(\?P<[^>]+>[^)]*\)|\([^)]*\)", "x", text).strip("^$").replace("\\Z", "").replace("\\", "")
+            text = re.sub(r"\(\?P<(\w+)>([^)]*)\)", lambda found: ABSENT if "id" in found[1] else found[2].split("|")[0], text)
+            text = re.sub(r"\([^)]*\)", "x", text).strip("^$").replace("\\Z", "").replace("\\", "")
         text = re.sub(r"<(?:int|float):[^>]+>", "1", text)
         text = re.sub(r"<[^>]+>", ABSENT, text)
         if isinstance(item, URLResolver):
