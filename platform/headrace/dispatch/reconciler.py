@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from headrace.artifacts import errands
 from headrace.compare.races import progress as races
+from headrace.alerts import silence
 from headrace.dispatch import chores, queue, stopping
 from headrace.dispatch.launcher import jobs_of, launch_attempt
 from headrace.dispatch.lease import Lease, LeaseLost
@@ -79,6 +80,7 @@ class Reconciler:
             self.shipping.next_one(self._guard)
         races.advance(now)
         errands.advance(self._guard)
+        silence.advance()
         chores.daily(now)
 
     def _each(self, what: str, items: Iterable[Any], act: Callable[[Any], None]) -> None:
