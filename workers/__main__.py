@@ -63,6 +63,11 @@ def parser() -> argparse.ArgumentParser:
     ship.add_argument("--server", help="upload a run that was trained with no server, as a new run of this server")
     ship.add_argument("--token-file", type=Path, help="file holding the API token for --server")
     ship.add_argument("--name", help="name of the uploaded run")
+    probe = commands.add_parser("probe", help="what a checkpoint answers to a prompt, beside its base model")
+    probe.add_argument("spec", type=Path, help="JSON: model, checkpoint or null, prompts, max_new_tokens, sampling, system_prompt, out")
+    export = commands.add_parser("export", help="a checkpoint as a folder that PEFT or transformers loads, with its model card")
+    export.add_argument("checkpoint", type=Path, help="a folder step-... of a run's checkpoints")
+    export.add_argument("--out", type=Path, required=True, help="a folder that is not there yet, or is empty")
     prepare = commands.add_parser("prepare-model", help="make the built-in model ready, once")
     prepare.add_argument("--out", type=Path, help="folder for models (default: $HEADRACE_MODELS or ~/.cache/headrace/models)")
     selftest = commands.add_parser("selftest", help="prove on this machine that carriers and transports change no bit")
@@ -157,6 +162,26 @@ def _ship(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _probe(arguments: argparse.Namespace) -> int:
+    from workers import probe
+
+    def line(text: str) -> None:
+        say(f"probe: {text}")
+        sys.stdout.flush()
+
+    found = probe.run(arguments.spec, line)
+    say(f"done: {len(found['answers'])} prompt(s) in {found['seconds']:.1f} s")
+    return ExitCode.OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from workers import export
+
+    for name in export.run(arguments.checkpoint, arguments.out):
+        say(str(arguments.out / name))
+    return ExitCode.OK
+
+
 def _prepare(arguments: argparse.Namespace) -> int:
     from workers import models
 
@@ -186,6 +211,8 @@ COMMANDS = {
     "presets": _presets,
     "resume": _resume,
     "ship": _ship,
+    "probe": _probe,
+    "export": _export,
     "prepare-model": _prepare,
     "selftest": _selftest,
 }

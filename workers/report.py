@@ -169,8 +169,10 @@ def evaluation(parts: Parts, prompts: list[Prompt], samples: list[Sample], secon
         )
         return
     mean = statistics.fmean(rewards)
-    parts.progress.evaluations.append({"step": parts.progress.step, "version": parts.progress.version, "mean": mean, "n": len(rewards)})
     spread = statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else 0.0
+    parts.progress.evaluations.append(
+        {"step": parts.progress.step, "version": parts.progress.version, "mean": mean, "n": len(rewards), "stderr": spread}
+    )
     parts.emit.emit(
         "evaluation",
         {
