@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, StdDev, Value
+from django.db.models import Avg, Count, F, FloatField, Max, Min, Q, QuerySet, Value
 from django.db.models.functions import Cast, Coalesce, Substr
 
 from headrace.experiments.models import Run
@@ -111,17 +111,17 @@ def groups(run: Run, wanted: Filters, *, sort: str = "newest", cursor: str = "",
     rows = rows.annotate(
         n=Count("pk"),
         mean=Avg("reward"),
-        spread=StdDev("reward"),
+        squares=Avg(F("reward") * F("reward")),
         low=Min("reward"),
         high=Max("reward"),
         last=Max("seq"),
         at_step=Max("step"),
     )
     counted = rows.order_by()[: COUNT_CAP + 1].count()
-    column = {"reward": "mean", "spread": "spread"}.get(sort.lstrip("-"))
+    column = {"reward": F("mean"), "spread": F("squares") - F("mean") * F("mean")}.get(sort.lstrip("-"))
     descending = sort.startswith("-") or sort == "newest"
     missing = Value(-_LAST if descending else _LAST, output_field=FloatField())
-    rows = rows.annotate(key=Coalesce(F(column), missing, output_field=FloatField()) if column else Cast(Value(0.0), FloatField()))
+    rows = rows.annotate(key=Coalesce(column, missing, output_field=FloatField()) if column else Cast(Value(0.0), FloatField()))
     rows = _after(rows, cursor, descending, newest_first=descending or column is not None, seq_name="last")
     found = list(rows[: limit + 1])
     more, found = len(found) > limit, found[:limit]
@@ -205,7 +205,7 @@ def _after(rows: Any, cursor: str, descending: bool, *, newest_first: bool, seq_
 
 
 def _cursor(key: float, attempt: int, seq: int) -> str:
-    return f"{float(key)!r}_{attempt}_{seq}"
+    return f"{float(key)!r}_{attempt}_{seq}".replace("+", "")
 
 
 def _read_cursor(text: str) -> tuple[float, int, int]:
@@ -240,9 +240,15 @@ def _samples_of(run: Run, wanted: Filters, found: list[dict[str, Any]]) -> dict[
     return beside
 
 
+def spread_of(row: dict[str, Any]) -> float | None:
+    """The standard deviation of the rewards of a row with `mean` and `squares`, the mean of their squares."""
+    # Not the database's own: on SQLite it fails where no reward is known
+    return None if row["mean"] is None else max(0.0, row["squares"] - row["mean"] ** 2) ** 0.5
+
+
 def _group(row: dict[str, Any], samples: list[dict[str, Any]]) -> dict[str, Any]:
-    facts = {name: row[name] for name in ("group", "n", "mean", "spread", "low", "high")}
-    return {"attempt": row["attempt__number"], "step": row["at_step"], **facts, "samples": samples}
+    facts = {name: row[name] for name in ("group", "n", "mean", "low", "high")}
+    return {"attempt": row["attempt__number"], "step": row["at_step"], **facts, "spread": spread_of(row), "samples": samples}
 
 
 def ratio_bounds(loss: dict[str, Any]) -> dict[str, Any]:
