@@ -16,8 +16,6 @@ import plotly.graph_objects as go
 
 from workers.contract.metrics import CATALOGUE
 
-LAG_TRACES = 6  # lag 0, 1, 2, 3, 4, and "5 and more" in one
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -175,20 +173,38 @@ def _sync_phases() -> Chart:
 
 
 def _lag() -> Chart:
-    traces = [
-        go.Bar(
-            x=[],
-            y=[],
-            name=f"{lag}" if lag < LAG_TRACES - 1 else f"{lag} and more",
-            marker={"line": {"width": 0}},
-            hovertemplate="%{y:.1f} %",
-            meta={"lag": lag, "last": lag == LAG_TRACES - 1, "color": f"lag-{lag}"},
-        )
-        for lag in range(LAG_TRACES)
-    ]
-    layout = _layout("% of trained tokens", yaxis={"range": [0, 100]}, barmode="stack", bargap=0.06)
+    # Cells are bars on a base: Plotly's heatmap sets a style attribute, which the content security policy refuses
+    heat = go.Bar(
+        x=[],
+        y=[],
+        base=[],
+        name="share of the step's tokens",
+        marker={"line": {"width": 0}, "showscale": False, "cmin": 0},
+        hovertemplate="lag %{text}<extra></extra>",
+        meta={"lag": "heat", "color": "chart-1"},
+    )
+    last = go.Bar(
+        x=[],
+        y=[],
+        name="last step",
+        orientation="h",
+        xaxis="x2",
+        marker={"line": {"width": 0}},
+        hovertemplate="lag %{y}: %{x:.1f} % of the last step<extra></extra>",
+        meta={"lag": "last", "color": "chart-1"},
+    )
+    layout = _layout(
+        "versions behind", legend=False, yaxis={"dtick": 1, "nticks": None, "rangemode": "normal"}, barmode="overlay", bargap=0.15
+    )
+    layout.xaxis.domain = [0, 0.76]
+    title = {"text": "last step, %", "standoff": 6}
+    layout.xaxis2 = {"domain": [0.8, 1], "anchor": "y", "title": title, "nticks": 3, "rangemode": "tozero"}
+    layout.hovermode = "closest"
     return Chart(
-        "lag", "Lag by token", "How many versions old each trained token was, as shares of the step's tokens.", go.Figure(traces, layout)
+        "lag",
+        "Lag by token",
+        "How many versions old each trained token was: the darker, the larger its share of the step. Beside it the last step alone.",
+        go.Figure([heat, last], layout),
     )
 
 

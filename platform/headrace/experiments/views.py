@@ -83,7 +83,12 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "config_blocks": config_blocks(data),
         "design": guide.design_of(data),
         "preset": guide.preset_of(run.preset),
-        "page_data": {"run": run.public_id, "charts": [chart.as_dict() for chart in figures.charts()], "series": figures.series_names()},
+        "page_data": {
+            "run": run.public_id,
+            "charts": [chart.as_dict() for chart in figures.charts()],
+            "series": figures.series_names(),
+            "groupSize": lookup(data, "batch.group_size"),
+        },
     }
     return render(request, "runs/detail.html", context)
 

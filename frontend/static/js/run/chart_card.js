@@ -135,7 +135,8 @@ export class ChartCard {
   describe(columns, title, unit) {
     const value = columns ? (view.step === null ? this.store.latest.get(this.series.name) ?? null : valueAt(columns, view.step)) : null;
     const words = value === null ? "" : `${short(value)}${unit && unit !== "share" ? ` ${unit}` : ""}`;
-    setText(this.now, words && view.step !== null ? `${words} at step ${view.step}` : words);
+    setText(this.now, words);
+    this.now.classList.toggle("then", view.step !== null);
     setAttribute(this.plot, "aria-label", `${title}. ${view.step === null ? "Latest" : `At step ${view.step}`}: ${words || "no data yet"}`);
   }
 

@@ -7,7 +7,8 @@ import { TITLES, change, view } from "./view.js";
 
 function paint(trace) {
   const shade = color(trace.meta.color || "chart-1");
-  if (trace.type === "bar") trace.marker = { ...trace.marker, color: shade };
+  if (trace.meta.lag === "heat") trace.marker = { ...trace.marker, colorscale: [[0, soft(shade, 0.08)], [1, shade]] };
+  else if (trace.type === "bar") trace.marker = { ...trace.marker, color: shade };
   else {
     trace.line = { ...trace.line, color: shade };
     if (trace.marker) trace.marker = { ...trace.marker, color: shade };
@@ -20,6 +21,25 @@ function paint(trace) {
 function chosen(columns, faint) {
   if (!columns || !(faint || columns.faint.some(Boolean))) return columns;
   return picked(columns, (index) => columns.faint[index] === faint);
+}
+
+// Neighbouring rows summed to at most `most` columns: [middle, width, counts].
+const HEAT_COLUMNS = 90;
+function gathered(rows, most) {
+  if (!rows.length) return [];
+  const first = rows[0][0];
+  const last = rows[rows.length - 1][0];
+  const gap = rows.length > 1 ? (last - first) / (rows.length - 1) : 1;
+  if (rows.length <= most) return rows.map(([at, counts]) => [at, gap, counts]);
+  const width = (last - first) / most;
+  const columns = new Map();
+  for (const [at, counts] of rows) {
+    const place = Math.min(most - 1, Math.floor((at - first) / width));
+    const sums = columns.get(place) || new Map();
+    for (const [lag, tokens] of counts) sums.set(lag, (sums.get(lag) || 0) + tokens);
+    columns.set(place, sums);
+  }
+  return [...columns].map(([place, sums]) => [first + (place + 0.5) * width, width, sums]);
 }
 
 export class Charts {
@@ -79,21 +99,26 @@ export class Charts {
     return values.filter((value) => value !== null).length;
   }
 
+  // "heat": the share of each lag in the tokens of every step. "last": of the last step alone, or of the chosen one.
   fillLag(trace) {
-    const { lag, last } = trace.meta;
     const rows = [...this.store.lag.entries()].sort((a, b) => a[0] - b[0]);
+    const largest = Math.max(0, ...rows.map(([, counts]) => Math.max(0, ...counts.keys())));
+    const lags = Array.from({ length: largest + 1 }, (_, lag) => lag);
+    const share = (counts) => {
+      const all = [...counts.values()].reduce((sum, tokens) => sum + tokens, 0);
+      return lags.map((lag) => (all ? (100 * (counts.get(lag) || 0)) / all : null));
+    };
+    if (trace.meta.lag === "last") {
+      trace.y = lags;
+      const chosenRow = view.step === null ? rows[rows.length - 1] : rows.findLast(([step]) => step <= view.step);
+      trace.x = chosenRow ? share(chosenRow[1]) : [];
+      return 0;
+    }
     const places = view.axis === "step" ? null : this.placesOfSteps();
-    trace.x = rows.map(([step]) => (places ? places.get(step) ?? null : step));
-    trace.y = rows.map(([, counts]) => {
-      let all = 0;
-      let mine = 0;
-      for (const [key, tokens] of counts) {
-        all += tokens;
-        if (key === lag || (last && key > lag)) mine += tokens;
-      }
-      return all ? (100 * mine) / all : null;
-    });
-    trace.visible = trace.y.some((value) => value) || lag === 0;
+    const placed = rows.map(([step, counts]) => [places ? places.get(step) ?? null : step, counts]).filter(([at]) => at !== null);
+    const cells = gathered(placed, HEAT_COLUMNS).flatMap(([at, width, counts]) => share(counts).map((part, lag) => [at, width, lag, part])).filter((cell) => cell[3] > 0);
+    Object.assign(trace, { x: cells.map(([at]) => at), width: cells.map(([, width]) => width), base: cells.map(([, , lag]) => lag - 0.46), y: cells.map(() => 0.92), text: cells.map(([, , lag, part]) => `${lag}: ${short(part)} %`) });
+    trace.marker = { ...trace.marker, color: cells.map(([, , , part]) => part) };
     return rows.length;
   }
 
@@ -149,7 +174,7 @@ export class Charts {
       points += this.fillTrace(trace, trace.faint);
       paint(trace);
       // One point makes no line: it is shown as a dot until the second comes.
-      if (trace.mode === "lines" && trace.y.length === 1 && !trace.meta.capacity) trace.mode = "markers";
+      if (trace.mode === "lines" && trace.y?.length === 1 && !trace.meta.capacity) trace.mode = "markers";
     }
     chart.plot.classList.toggle("bare", points === 0);
     const layout = themed(chart.layout);
@@ -173,13 +198,17 @@ export class Charts {
   describe(chart, traces) {
     const said = [];
     for (const trace of traces) {
+      if (trace.meta.lag === "last") said.push(...trace.x.map((share, lag) => [`lag ${lag}`, share, " %"]));
+      if (trace.meta.lag !== undefined) continue;
       const last = trace.y.findLast?.((value) => value !== null && value !== undefined);
       if (last === undefined || trace.meta.capacity || trace.faint || trace.raw) continue;
-      said.push([trace.name, last, trace.type === "bar" && trace.meta.lag !== undefined ? " %" : ""]);
+      said.push([trace.name, last, ""]);
     }
     const label = said.length ? said.map(([name, value, unit]) => `${name}: ${short(value)}${unit}`).join("; ") : "no data yet";
     setAttribute(chart.plot, "aria-label", `${chart.title}. Latest: ${label}`);
-    setText(chart.card.querySelector("[data-now]"), this.now(chart, traces, said));
+    const now = chart.card.querySelector("[data-now]");
+    setText(now, this.now(chart, traces, said));
+    now.classList.toggle("then", view.step !== null);
   }
 
   // The latest value, or the one at the chosen step.
@@ -188,10 +217,10 @@ export class Charts {
     if (!meta || meta.lag !== undefined) return "";
     const unit = chart.layout.yaxis?.title?.text;
     const plain = ["ms", "s", "nats", "groups", "samples/s", "tokens"].includes(unit) ? ` ${unit}` : "";
-    const main = said.find(([, , shown]) => !shown);
+    const [main] = said;
     if (view.step === null) return main ? `${short(main[1])}${plain}` : "";
     const columns = this.source.columns(meta.series);
     const value = columns ? valueAt(columns, view.step) : null;
-    return value === null ? "" : `${short(value * (meta.scale ?? 1))}${plain} at step ${view.step}`;
+    return value === null ? "" : `${short(value * (meta.scale ?? 1))}${plain}`;
   }
 }

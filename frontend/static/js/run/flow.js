@@ -1,6 +1,6 @@
 // The flow as a picture: inference pool -> buffer -> trainer -> weight sync and back, drawn as water in a channel.
 // Geometry is data: one layout for wide screens, one for narrow ones. Numbers are written by `update`, never the shapes.
-import { bytes, count, rate, seconds, short } from "../format.js";
+import { bytes, count, duration, rate, seconds, short } from "../format.js";
 import { byId, el, setAttribute, setText, svg } from "./dom.js";
 import { average, isOver } from "./head.js";
 
@@ -28,6 +28,17 @@ function waiting(buffer) {
   const units = `${buffer.unit || "group"}s`;
   if (buffer.capacity === 0) return "no buffer: handed over";
   return buffer.capacity ? `${units} wait` : `${units} wait, unbounded`;
+}
+
+// How long until the buffer is full or empty if both rates stay as they are. In and out are smoothed: a step's rate jumps.
+export function outlook(buffer, into, out, groupSize) {
+  const size = buffer.unit === "sample" ? 1 : groupSize || 1;
+  if (buffer.capacity === 0 || !(into >= 0) || !(out >= 0) || !(into + out > 0)) return "";
+  const drift = (into - out) / size;
+  if (Math.abs(into - out) <= 0.05 * Math.max(into, out)) return "steady";
+  if (drift < 0) return buffer.depth > 0 ? `empty in ${duration(Math.max(1, buffer.depth / -drift))}` : "empty";
+  if (!buffer.capacity) return `grows by ${short(drift * 60)} a minute`;
+  return buffer.depth < buffer.capacity ? `full in ${duration(Math.max(1, (buffer.capacity - buffer.depth) / drift))}` : "full";
 }
 
 export class Flow {
@@ -84,8 +95,9 @@ export class Flow {
     part.marks = svg("g", {});
     part.tankBig = this.text("big on-water", tx + tw / 2, ty + th / 2 + 12, "middle");
     part.tankSub = this.text("sub on-water", tx + tw / 2, ty + th / 2 + 34, "middle");
+    part.tankTime = this.text("sub on-water time", tx + tw / 2, ty + th / 2 + 54, "middle");
     const title = this.named("Buffer", tx + tw / 2 - 18, ty, "middle", "title on-water");
-    part.tank = svg("g", {}, svg("rect", { class: "tank", x: tx, y: ty, width: tw, height: th, rx: 10 }), part.fill, part.marks, title, part.tankBig, part.tankSub);
+    part.tank = svg("g", {}, svg("rect", { class: "tank", x: tx, y: ty, width: tw, height: th, rx: 10 }), part.fill, part.marks, title, part.tankBig, part.tankSub, part.tankTime);
     part.trainerSub = this.text("sub", rx + 18, ry + 50);
     part.trainerBig = this.text("big", rx + 18, ry + rh - 40);
     part.trainerMore = this.text("sub", rx + 18, ry + rh - 17);
@@ -149,9 +161,22 @@ export class Flow {
     });
     this.drawTank(buffer.depth ?? 0, buffer.capacity || 0);
     this.words(state, flow, buffer);
-    if (state && isOver(run)) this.rest(buffer);
+    this.smooth(flow);
+    setText(this.part.tankTime, live ? outlook(buffer, this.into, this.out, this.store.groupSize) : "");
+    const paused = run?.state === "paused";
+    this.part.root.classList.toggle("paused", paused);
+    if (state && (isOver(run) || paused)) this.rest(buffer, paused ? "paused" : "at rest");
     this.edges(live, flow);
     this.pulse();
+  }
+
+  smooth(flow) {
+    const { state } = this.store;
+    if (!state || state.seq === this.ratesOf) return;
+    this.ratesOf = state.seq;
+    const ease = (before, now) => (typeof now !== "number" ? before : before === undefined ? now : before + 0.25 * (now - before));
+    this.into = ease(this.into, flow.generate_samples_per_s);
+    this.out = ease(this.out, flow.train_samples_per_s);
   }
 
   words(state, flow, buffer) {
@@ -185,17 +210,17 @@ export class Flow {
   }
 
   // A run that is over has no rates of the moment: the pools rest, and what is shown is the average of the whole attempt.
-  rest(buffer) {
+  rest(buffer, word) {
     const { part, store } = this;
     const mean = average(store);
     const words = mean === null ? "–" : `${short(mean)} samples/s`;
-    setText(part.engineSub, "at rest");
+    setText(part.engineSub, word);
     setText(part.engineBig, "–");
     setText(part.engineMore, "");
-    setText(part.tankSub, buffer.depth ? `${buffer.unit || "group"}s left` : "empty");
+    setText(part.tankSub, buffer.depth ? `${buffer.unit || "group"}s ${word === "paused" ? "held" : "left"}` : "empty");
     setText(part.trainerBig, words);
     setText(part.trainerMore, mean === null ? "" : "trained, average of the run");
-    setText(part.trainBarText, "at rest");
+    setText(part.trainBarText, word);
     setAttribute(part.trainBar, "width", 0);
     setText(part.generateLabel, "–");
     setText(part.trainLabel, "–");
@@ -226,7 +251,8 @@ export class Flow {
   say(live, held) {
     const { state, run } = this.store;
     let words = "No data yet.";
-    if (state && !live) words = isOver(run) ? "The run is over and both pools are at rest." : "No data yet.";
+    if (run?.state === "paused") words = "Paused: the run holds at the end of a step, nothing is generated or trained until it goes on.";
+    else if (state && !live) words = isOver(run) ? "The run is over and both pools are at rest." : "No data yet.";
     else if (state && held) words = `Held back now: ${held[1]}.`;
     else if (state) words = "Nothing holds the flow back.";
     setText(byId("flow-words"), words);

@@ -8,7 +8,7 @@ import { Catalogue, Explorer, Pins } from "./explorer.js";
 import { startControl } from "./control.js";
 import { Flow } from "./flow.js";
 import { drawDetails, drawHead, isOver, quietFor, startOf } from "./head.js";
-import { drawEvaluations, drawSamplesLedger } from "./ledgers.js";
+import { drawEvaluations, drawSamplesLedger, drawSyncs } from "./ledgers.js";
 import { definePanels } from "./panels.js";
 import { inPast, viewOf } from "./past.js";
 import { Link } from "./socket.js";
@@ -23,7 +23,7 @@ const store = emptyStore();
 // Events go into the store; whatever draws reads the view, which in the past shows what was then.
 const view = viewOf(store);
 
-Object.assign(store, { base, get, startOf: () => startOf(view) });
+Object.assign(store, { base, get, groupSize: page.groupSize, startOf: () => startOf(view) });
 
 const source = new Source(store, view, () => tellPanels(["series"]));
 const bands = new Bands(view, () => document.dispatchEvent(new CustomEvent("headrace:view", { detail: { changed: new Set(["bands"]) } })));
@@ -60,15 +60,28 @@ const whole = new Set(["load"]);
 function overview(touched) {
   if (any(touched, FLOWING)) flow.update();
   if (any(touched, CHARTED)) drawChartsSoon();
+  if (any(touched, ["sync", "load"])) drawSyncs(view.syncs);
   if (!any(touched, COUNTED)) return;
   drawSamplesLedger(view);
   drawEvaluations(view);
+}
+// The snapshot holds the newest publish alone; the ones before it come with the overview.
+function loadSyncs() {
+  get("syncs.json?limit=20")
+    .then(({ syncs }) => {
+      const held = new Set(store.syncs.map((sync) => sync.seq));
+      const mine = syncs.filter((sync) => sync.attempt === store.attempt?.number && !held.has(sync.seq));
+      store.syncs = [...store.syncs, ...mine.reverse()].sort((a, b) => b.seq - a.seq).slice(0, 20);
+      if (!inPast(view)) drawSyncs(view.syncs);
+    })
+    .catch((error) => console.warn("The weight syncs could not be loaded:", error.message));
 }
 const unloaded = (error) => console.warn("The list of series could not be loaded:", error.message);
 registerPanel("overview", {
   open: () => {
     overview(whole);
     pins.show().catch(unloaded);
+    loadSyncs();
   },
   update: (_, touched) => overview(touched),
 });

@@ -39,7 +39,7 @@ export function soft(rgb, alpha) {
 export function themed(layout) {
   const [text, muted, line, surface] = ["text", "muted", "line", "surface"].map(color);
   const next = { ...layout, font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: text } };
-  for (const name of ["xaxis", "yaxis", "yaxis2"]) {
+  for (const name of ["xaxis", "xaxis2", "yaxis", "yaxis2"]) {
     if (!layout[name]) continue;
     next[name] = { ...layout[name], gridcolor: line, linecolor: line, tickfont: { color: muted, size: 11 }, title: { ...layout[name].title, font: { size: 11, color: muted } } };
   }
