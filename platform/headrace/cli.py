@@ -92,6 +92,7 @@ def demo(
 @app.command()
 def runs(
     data_dir: DataDir = None,
+    query: Annotated[str, typer.Argument(help="as in the runs table, for example 'reward>0.6 tag:baseline'")] = "",
     state: Annotated[str, typer.Option(help="only runs in this state")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="how many")] = 20,
     server: Server = None,
@@ -101,7 +102,7 @@ def runs(
     """The newest runs: of the server you logged in to, else of this machine's data folder."""
     if data_dir is None and (server or os.environ.get("HEADRACE_SERVER") or login.read()):
         with connected(server, token_file) as client:
-            for run in client.runs(state=state, limit=limit):
+            for run in client.runs(query, state=state, limit=limit):
                 line = f"{run.id}  {run.state:<10}  {run.created[:16].replace('T', ' ')}  {run.name}"
                 typer.echo(run.model_dump_json() if as_json else line)
         return

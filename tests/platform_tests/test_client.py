@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace import cli
-from headrace.client import ApiError, Client, connection, login
+from headrace.client import ApiError, Client, login
+from headrace.client import transport as network
 from headrace.experiments.models import Run
 from headrace.teams import services as teams
 from tests.platform_tests.telemetry_rig import Rig, metric, new_rig, push
@@ -70,7 +71,7 @@ def terminal(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     def wired(self: httpx.Client, **options: Any) -> None:
         inner(self, **{**options, "transport": transport()})
 
-    monkeypatch.setattr(connection.httpx.Client, "__init__", wired)
+    monkeypatch.setattr(network.httpx.Client, "__init__", wired)
     token = tmp_path / "token"
     token.write_text(secret(rig))
     assert cli.main(["login", SERVER, "--token-file", str(token)]) == 0
@@ -210,7 +211,7 @@ def test_a_reading_token_changes_nothing(rig: Rig) -> None:
 
 
 def test_a_server_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
 
     def fail(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")

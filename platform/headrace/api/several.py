@@ -11,13 +11,13 @@ from ninja import Query, Router, Status
 
 from headrace.api.callers import caller_in_team, caller_of, moment, project_of, run_of
 from headrace.api.runs import detail
-from headrace.api.schemas import (
+from headrace.api.schemas import RunDetail
+from headrace.api.schemas_several import (
     PriorityIn,
     QueueOut,
     RaceIn,
     RaceOut,
     RacePage,
-    RunDetail,
     SweepIn,
     SweepOut,
     ViewIn,

@@ -6,7 +6,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import URLPattern, URLResolver
 from ninja import NinjaAPI
 
-from headrace.api import answers, attempts, configs, history, runs, several, team
+from headrace.api import answers, attempts, configs, files, history, runs, several, team
 from headrace.api.auth import ApiTokenAuth, BrowserAuth
 
 BEHIND_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
@@ -23,6 +23,7 @@ api = NinjaAPI(
 api.add_router("/attempts", attempts.router)
 api.add_router("/runs", runs.router)
 api.add_router("/runs", history.router)
+api.add_router("/runs", files.router)
 api.add_router("/uploads", runs.uploads)
 api.add_router("", configs.router)
 api.add_router("", team.router)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
@@ -12,8 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from headrace import streaming
-from headrace.artifacts import places, selectors, services
+from headrace.artifacts import downloads, selectors, services
 from headrace.experiments.forms import sentence
 from headrace.experiments.models import Artifact, Run
 from headrace.experiments.problems import QuotaReached, WrongState
@@ -23,8 +21,6 @@ from headrace.telemetry.access import run_or_404
 from headrace.telemetry.queries import integer
 from headrace.telemetry.views import json_of_run
 from workers.contract.errors import HeadraceError
-
-PIECE = 1 << 20
 
 
 @require_safe
@@ -45,22 +41,8 @@ def files_page(request: HttpRequest, public_id: str) -> HttpResponse:
 
 @require_safe
 def download(request: HttpRequest, public_id: str, artifact_id: str) -> HttpResponse:
-    """The zip of an export, or an upload's file, in pieces. A checkpoint itself is not handed out: its export is."""
-    artifact = _artifact(request, public_id, artifact_id)
-    if artifact.kind == Artifact.Kind.CHECKPOINT or artifact.state != Artifact.State.COMPLETE:
-        raise Http404("nothing to download")
-    try:
-        path = places.locate(artifact)
-    except places.NotHere as fault:
-        raise Http404(fault.message) from None
-    if not path.is_file():
-        raise Http404("nothing to download")
-    size = path.stat().st_size
-    name = f"{artifact.run.public_id}-{_plain_name(path.name)}"
-    kind = "application/zip" if path.suffix == ".zip" else "application/octet-stream"
-    response = streaming.attachment(request, _pieces(path), name=name, content_type=kind)
-    response["Content-Length"] = str(size)
-    return response
+    """The zip of an export, or an upload's file."""
+    return downloads.response(request, _artifact(request, public_id, artifact_id))
 
 
 @require_POST
@@ -178,13 +160,3 @@ def _press(
 
 def _fault(fault: HeadraceError, status: int) -> JsonResponse:
     return JsonResponse(fault.as_dict(), status=status)
-
-
-def _plain_name(name: str) -> str:
-    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)[:100]
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        while piece := stream.read(PIECE):
-            yield piece

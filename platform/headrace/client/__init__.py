@@ -8,7 +8,8 @@ with Client("http://127.0.0.1:8700", token="hra_...") as headrace:
         print(state.step, state.reward)
 """
 
-from headrace.client.connection import ApiError, Client
+from headrace.client.connection import Client
+from headrace.client.transport import ApiError
 from headrace.client.watching import Progress
 
 __all__ = ["ApiError", "Client", "Progress"]

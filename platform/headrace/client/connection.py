@@ -1,4 +1,4 @@
-"""One connection to a server: every call is one request, every error names field, value and cure."""
+"""The client: a method for every question and every act."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
-
-import httpx
+from typing import Any
 
 from headrace.api.schemas import (
     ArtifactOut,
@@ -16,60 +14,29 @@ from headrace.api.schemas import (
     CheckOut,
     ComparisonOut,
     EventsOut,
+    ExportOut,
     LogsOut,
     Me,
+    ProbeOut,
     Problem,
     ProjectOut,
     ProjectsOut,
-    QueueOut,
-    RaceOut,
-    RacePage,
-    RaceRow,
     RunDetail,
     RunOut,
     RunPage,
     SamplesOut,
     SeriesOut,
-    SweepOut,
-    ViewOut,
-    ViewsOut,
 )
+from headrace.api.schemas_several import QueueOut, RaceOut, RacePage, RaceRow, SweepOut, ViewOut, ViewsOut
+from headrace.client.transport import ApiError, Connection
 from headrace.client.watching import LINE_METRICS, Progress, progress_of
-from workers.contract.errors import HeadraceError
 
-RETRIES = 4
 PAGE = 200
 OVER = frozenset({"succeeded", "failed", "cancelled", "lost"})
 
 
-class ApiError(HeadraceError):
-    """The server refused, or cannot be reached. `status` is the HTTP status; 0: no answer."""
-
-    def __init__(self, status: int, problem: Problem) -> None:
-        super().__init__(problem.message, field=problem.field, value=problem.value, cure=problem.cure or "", retryable=problem.retryable)
-        self.status = status
-        self.code = problem.code
-
-
-class Client:
-    """A server and a token. Reads are tried again when the network fails; a launch carries an idempotency key, so it is too.
-
-    Raises ApiError.
-    """
-
-    def __init__(self, server: str, token: str, *, timeout_s: float = 30.0, transport: httpx.BaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {token}", "User-Agent": "headrace-client"}
-        self.server = server.rstrip("/")
-        self._http = httpx.Client(base_url=f"{self.server}/api/v1", headers=headers, timeout=timeout_s, transport=transport)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._http.close()
+class Client(Connection):
+    """Everything the API does, as the models that the server answers with."""
 
     # --- looking
 
@@ -234,69 +201,33 @@ class Client:
         form = "csv" if to.suffix == ".csv" else "html"
         return self._download(f"/races/{race}/report.{form}", to, {})
 
-    def _download(self, path: str, to: Path, params: dict[str, str]) -> int:
-        part = to.with_name(to.name + ".part")
-        written = 0
-        try:
-            with self._http.stream("GET", path, params=params) as answer, part.open("wb") as sink:
-                if answer.status_code != 200:
-                    answer.read()
-                    raise _refusal(answer)
-                for piece in answer.iter_bytes():
-                    written += sink.write(piece)
-            part.replace(to)
-        except httpx.HTTPError as error:
-            raise _unreachable(self.server, error) from error
-        finally:
-            part.unlink(missing_ok=True)
-        return written
+    def adapter(self, run: str, to: Path, *, step: int | None = None, patience_s: float = 300.0) -> ArtifactOut:
+        """Write the adapter of a checkpoint (the newest, or of `step`) as a zip in the layout of PEFT. Waits until it is made ready."""
+        usable = [row for row in self.artifacts(run) if row.kind == "checkpoint" and row.state == "complete" and step in (None, row.step)]
+        if not usable:
+            raise ApiError(
+                404, Problem(code="no_checkpoint", message="no such checkpoint", field="step", value=step, cure="see the run's files")
+            )
+        chosen, until = max(usable, key=lambda row: (row.created, row.step or 0)), time.monotonic() + patience_s
+        while True:
+            found = ExportOut.model_validate(self._post(f"/runs/{run}/artifacts/{chosen.id}/export", {}))
+            if found.download is not None:
+                self._download(f"/runs/{run}/artifacts/{found.download}/download", to, {})
+                return chosen
+            if found.state == "failed" or time.monotonic() > until:
+                told = found.problem or {"message": f"it was not ready after {patience_s:.0f} s"}
+                raise ApiError(409, Problem(code="export_failed", message=str(told.get("message")), cure=told.get("cure")))
+            time.sleep(1.0)
 
-    def _get(self, path: str, **params: Any) -> Any:
-        return self._request("GET", path, params={name: value for name, value in params.items() if value not in (None, "")})
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._request("POST", path, json=body)
-
-    def _request(self, method: str, path: str, **options: Any) -> Any:
-        """Every request may be repeated: reads change nothing, launches have a key, and asking for a state twice is asking once."""
-        for attempt in range(RETRIES):
-            try:
-                answer = self._http.request(method, path, **options)
-            except httpx.TransportError as error:
-                if attempt == RETRIES - 1:
-                    raise _unreachable(self.server, error) from error
-                time.sleep(0.3 * 2**attempt)
-                continue
-            if answer.status_code in (429, 503) and attempt < RETRIES - 1:
-                time.sleep(min(10.0, _seconds(answer.headers.get("Retry-After")) or 0.3 * 2**attempt))
-                continue
-            break
-        if answer.status_code == 204:
-            return None
-        if answer.status_code >= 300:
-            raise _refusal(answer)
-        return answer.json()
+    def ask(self, run: str, prompts: list[str], *, checkpoint: str | None = None, patience_s: float = 600.0, **sampling: float) -> ProbeOut:
+        """The base model and a checkpoint answer the same prompts. Waits for the answers."""
+        body = {"prompts": prompts, "checkpoint": checkpoint, "sampling": sampling}
+        probe, until = ProbeOut.model_validate(self._post(f"/runs/{run}/probes", body)), time.monotonic() + patience_s
+        while probe.state in ("queued", "running", "stopping") and time.monotonic() < until:
+            time.sleep(1.0)
+            probe = ProbeOut.model_validate(self._get(f"/runs/{run}/probes/{probe.id}"))
+        return probe
 
 
 def _key() -> str:
     return f"client-{uuid.uuid4().hex}"
-
-
-def _refusal(answer: httpx.Response) -> ApiError:
-    try:
-        return ApiError(answer.status_code, Problem.model_validate(answer.json()))
-    except ValueError:  # no JSON, or not of this shape: whatever stands between client and server answered
-        return ApiError(
-            answer.status_code, Problem(code="unknown", message=f"{answer.url} answered {answer.status_code}, which is no Headrace answer")
-        )
-
-
-def _unreachable(server: str, error: Exception) -> ApiError:
-    words = f"{server} cannot be reached ({type(error).__name__})"
-    return ApiError(
-        0, Problem(code="unreachable", message=words, field="server", value=server, cure="start it with `headrace up`", retryable=True)
-    )
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text and text.isdigit() else None
