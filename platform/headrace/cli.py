@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.client import commands, login
+from headrace.client import commands, login, takeaway
 from headrace.client.commands import AsJson, Server, TokenFile, connected
 from headrace.supervisor import parts, pidfile
 from headrace.supervisor.demo import DemoOptions, check_config, prepare_model, report, runs_table, sign_in_link, watch
@@ -143,6 +143,7 @@ def manage() -> None:
 
 
 commands.register(app)
+takeaway.register(app)
 
 
 def _layout(data_dir: Path | None, port: int | None) -> Layout:

@@ -36,7 +36,7 @@ def connected(server: str | None, token_file: Path | None) -> Iterator[Client]:
 
 def register(app: typer.Typer) -> None:
     """Called once by `headrace.cli`, which holds the commands of this machine."""
-    for command in (log_out, whoami, launch, show, watch, tail, compare, export, download, ask, races, race, presets, check):
+    for command in (log_out, whoami, launch, show, watch, tail, compare, presets, check):
         app.command(command.__name__.replace("log_", "log").replace("_", "-"))(command)
     for action, text in ACTIONS.items():
         app.command(action, help=text)(_action(action))
@@ -111,9 +111,9 @@ def show(run: RunId, server: Server = None, token_file: TokenFile = None, as_jso
             "attempts": str(len(found.attempts)),
             "page": f"{client.server}/runs/{found.id}/",
         }
-        typer.echo(_inert(f"{found.id}  {found.name}"))
+        typer.echo(inert(f"{found.id}  {found.name}"))
         for title, value in rows.items():
-            typer.echo(_inert(f"  {title:<9}{value}"))
+            typer.echo(inert(f"  {title:<9}{value}"))
         if found.outcome_cause:
             typer.echo(
                 f"  cause    {found.outcome_cause.get('message')}\n  to do    {found.outcome_cause.get('cure') or 'nothing is known'}"
@@ -142,7 +142,7 @@ def tail(
             if ranks.index(line["level"]) >= ranks.index(level) if line["level"] in ranks else True:
                 moment = datetime.fromtimestamp(line["t"]).strftime("%H:%M:%S")
                 source = f" {line['source']}:" if line.get("source") else ""
-                typer.echo(_inert(f"{moment} {line['level']:<7}{source} {line['message']}"))
+                typer.echo(inert(f"{moment} {line['level']:<7}{source} {line['message']}"))
 
 
 def compare(
@@ -170,90 +170,8 @@ def compare(
             table.append([name, *("no data" if run.results[name] is None else f"{run.results[name]:.4g}" for run in found.runs)])
         widths = [min(MOST_NAME, max(len(row[place]) for row in table)) for place in range(len(table[0]))]
         for row in table:
-            typer.echo(_inert("  ".join(text[:MOST_NAME].ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()))
+            typer.echo(inert("  ".join(text[:MOST_NAME].ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()))
         typer.echo(f"{client.server}/compare/?runs={','.join(run.id for run in found.runs)}")
-
-
-def export(
-    run: RunId,
-    out: Annotated[Path | None, typer.Option(help="file to write (default: RUN-WHAT.FORMAT here)")] = None,
-    what: Annotated[str, typer.Option(help="series, samples, logs or events")] = "series",
-    form: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl")] = "parquet",
-    names: Annotated[str, typer.Option(help="these series alone, by comma")] = "",
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
-    """A whole table of a run as a file for other tools."""
-    target = _fresh(out or Path(f"{run}-{what}.{form}"))
-    with connected(server, token_file) as client:
-        written = client.export(run, target, what=what, form=form, names=[name for name in names.split(",") if name])
-    typer.echo(f"{target}: {written:,} bytes")
-
-
-def download(
-    run: RunId,
-    step: Annotated[int | None, typer.Option(help="the checkpoint of this step (default: the newest)")] = None,
-    out: Annotated[Path | None, typer.Option(help="file to write (default: RUN-adapter.zip here)")] = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
-    """The adapter a run learned, in the layout of PEFT, with a model card."""
-    target = _fresh(out or Path(f"{run}-adapter.zip"))
-    with connected(server, token_file) as client:
-        chosen = client.adapter(run, target, step=step)
-    typer.echo(f"{target}: adapter of step {chosen.step}, {target.stat().st_size:,} bytes")
-
-
-def ask(
-    run: RunId,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="up to four")],
-    checkpoint: Annotated[str | None, typer.Option(help="public id of a checkpoint (default: the base model alone)")] = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """The base model and a checkpoint answer a prompt of yours."""
-    with connected(server, token_file) as client:
-        found = client.ask(run, prompts, checkpoint=checkpoint)
-        if as_json:
-            typer.echo(found.model_dump_json())
-        elif found.state != "done":
-            told = found.problem or {}
-            raise typer.BadParameter(
-                f"{found.state}: {told.get('message') or 'no cause was reported'} -> {told.get('cure') or 'ask again'}"
-            )
-        for answer in [] if as_json else (found.result or {}).get("answers", []):
-            typer.echo(_inert(f"> {answer.get('prompt')}"))
-            for side in ("base", "trained"):
-                if answer.get(side):
-                    typer.echo(_inert(f"  {side:<8}{answer[side].get('text')}"))
-
-
-def races(server: Server = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """The newest races."""
-    with connected(server, token_file) as client:
-        for row in client.races():
-            line = f"{row.id}  {row.state:<10}  {row.over}/{row.total}  {row.name}: {', '.join(row.contenders)}"
-            typer.echo(row.model_dump_json() if as_json else _inert(line))
-
-
-def race(
-    race: Annotated[str, typer.Argument(metavar="RACE", help="public id of the race")],
-    report: Annotated[Path | None, typer.Option(help="write the report to this file: .html or .csv")] = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """A race as it stands; with --report its whole report."""
-    with connected(server, token_file) as client:
-        found = client.race(race)
-        if report is not None:
-            typer.echo(f"{report}: {client.report(race, _fresh(report)):,} bytes")
-        elif as_json:
-            typer.echo(found.model_dump_json())
-        else:
-            typer.echo(_inert(f"{found.name}: {found.state}, {found.live['over']} of {found.live['total']} entries are over"))
-            typer.echo(f"{client.server}/races/{found.id}/")
 
 
 def presets(server: Server = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
@@ -318,28 +236,22 @@ def _watch(client: Client, run: str) -> int:
     console.plain(f"{client.server}/runs/{run}/")
     for progress in client.watch(run):
         now = f"{progress.state} {progress.step}" if progress.step else describe(progress)
-        console.line(_inert(describe(progress)), lasting=now != shown)
+        console.line(inert(describe(progress)), lasting=now != shown)
         shown = now
         if progress.state in OVER:
             cause = progress.cause or {}
             console.plain(
-                f"{run} {progress.state}" + (f": {_inert(str(cause.get('message')))}" if progress.state != "succeeded" and cause else "")
+                f"{run} {progress.state}" + (f": {inert(str(cause.get('message')))}" if progress.state != "succeeded" and cause else "")
             )
             return int(ExitCode.OK if progress.state == "succeeded" else ExitCode.FAILED)
     return int(ExitCode.FAILED)
 
 
-def _inert(text: str) -> str:
+def inert(text: str) -> str:
     """What a run wrote, without the control characters that a terminal obeys, and in what the terminal can show."""
     shown = "".join(character if character.isprintable() or character == "\t" else "\N{REPLACEMENT CHARACTER}" for character in text)
     encoding = sys.stdout.encoding or "utf-8"
     return shown.encode(encoding, "replace").decode(encoding)
-
-
-def _fresh(target: Path) -> Path:
-    if target.exists():
-        raise typer.BadParameter(f"{target} exists -> choose another name", param_hint="--out")
-    return target
 
 
 def _integers(text: str) -> list[int | None]:
