@@ -36,7 +36,7 @@ export function startCheck(form, reveal) {
     verdict(problems, warnings);
     changes(answer);
     if (answer.commands.length) commands(answer.commands);
-    for (const id of ["forecast-rows", "forecast-words", "commands"]) byId(id).classList.toggle("stale", !answer.digest);
+    for (const id of ["forecast-rows", "commands"]) byId(id).classList.toggle("stale", !answer.digest);
     if (answer.forecast) forecast(answer.forecast);
     several(answer.sweep);
   }

@@ -47,7 +47,7 @@ export function startMarks(form, data) {
     let button = field.querySelector(":scope > .put-back");
     if (changed && !button) {
       const title = field.querySelector("label, legend").firstChild.textContent.trim();
-      button = el("button", { type: "button", class: "put-back", title: `As in ${data.compared}`, "aria-label": `Put ${title} back as in ${data.compared}` }, "put back");
+      button = el("button", { type: "button", class: "put-back", title: `As in ${data.compared}`, "aria-label": `put back ${title}, as in ${data.compared}` }, "put back");
       button.addEventListener("click", () => putBack(field, data.base[field.dataset.path]));
       field.append(button);
     } else if (!changed && button) button.remove();
