@@ -1,6 +1,6 @@
 // Any field against any other, a point a run, coloured by run or by a third field.
 import { short } from "../format.js";
-import { setAttribute } from "../run/dom.js";
+import { byId, el, setAttribute } from "../run/dom.js";
 import { CONFIG, color, plotly, themed } from "../run/plot.js";
 import { field, indexOf, inert, scaleOf, shownRuns, state, token, valueOf } from "./state.js";
 
@@ -18,13 +18,17 @@ function axisOf(key) {
     if (known.kind === "duration") return value / 60;
     return scale.numeric ? value : inert(typeof value === "boolean" ? (value ? "yes" : "no") : value);
   };
-  return { read, layout: { automargin: true, zeroline: false, exponentformat: "e", title: { text: inert(title), standoff: 6 }, ...(scale.numeric || time ? {} : { type: "category" }) }, title };
+  // From the smallest to the largest of all runs, so that hiding one moves no axis.
+  const pad = scale.numeric ? (scale.high - scale.low) * 0.07 : 0;
+  const unit = known.kind === "duration" ? 60 : 1;
+  const range = scale.numeric && !time ? { range: [(scale.low - pad) / unit, (scale.high + pad) / unit] } : {};
+  return { read, layout: { automargin: true, zeroline: false, exponentformat: "e", ...range, title: { text: inert(title), standoff: 6 }, ...(scale.numeric || time ? {} : { type: "category" }) }, title };
 }
 
 function traceOf(runs, x, y, extra) {
   return {
     type: "scatter", mode: state.names ? "markers+text" : "markers", x: runs.map(x.read), y: runs.map(y.read), text: runs.map((run) => inert(run.name)), textposition: "top center", textfont: { color: color("muted"), size: 11 },
-    hovertemplate: "<b>%{text}</b><br>%{x}, %{y:.4g}<extra></extra>", cliponaxis: false, ...extra, marker: { size: 12, line: { width: 1.5, color: color("surface") }, ...extra.marker },
+    hovertemplate: "%{text}: %{x}, %{y:.4g}<extra></extra>", cliponaxis: false, ...extra, marker: { size: 12, line: { width: 1.5, color: color("surface") }, ...extra.marker },
   };
 }
 
@@ -33,9 +37,8 @@ function traces(runs, x, y) {
   if (!state.sc) return [traceOf(runs, x, y, { marker: { color: runs.map((run) => plain(run).color), symbol: runs.map((run) => plain(run).symbol) }, showlegend: false })];
   const scale = scaleOf(state.sc);
   if (scale.numeric) {
-    const bar = { thickness: 10, outlinewidth: 0, title: { text: inert(field(state.sc).title), side: "right", font: { size: 11, color: color("muted") } }, tickfont: { size: 11, color: color("muted") } };
     const shades = [[0, color("run-0")], [0.5, color("run-2")], [1, color("run-1")]];
-    return [traceOf(runs, x, y, { marker: { color: runs.map((run) => valueOf(run, state.sc)), colorscale: shades, colorbar: bar, showscale: true, cmin: scale.low, cmax: scale.high }, showlegend: false })];
+    return [traceOf(runs, x, y, { marker: { color: runs.map((run) => valueOf(run, state.sc)), colorscale: shades, showscale: false, cmin: scale.low, cmax: scale.high }, showlegend: false })];
   }
   return [...scale.words, null].flatMap((word, index) => {
     const mine = runs.filter((run) => (word === null ? valueOf(run, state.sc) === null : scale.place(valueOf(run, state.sc) ?? "\0") === scale.place(word) && valueOf(run, state.sc) !== null));
@@ -43,7 +46,16 @@ function traces(runs, x, y) {
   });
 }
 
+// The bar of a colour that stands for a number. Plotly's own writes a style attribute, which the page does not allow.
+function drawScale() {
+  const bar = byId("scatter-scale");
+  const scale = state.sc ? scaleOf(state.sc) : null;
+  bar.hidden = !scale?.numeric;
+  if (scale?.numeric) bar.replaceChildren(el("span", {}, field(state.sc).title), el("span", {}, short(scale.low)), el("i", { class: "scale-bar", "aria-hidden": "true" }), el("span", {}, short(scale.high)));
+}
+
 export function drawScatter(box) {
+  drawScale();
   const [x, y] = [axisOf(state.sx), axisOf(state.sy)];
   const runs = shownRuns();
   const there = runs.filter((run) => x.read(run) !== null && y.read(run) !== null);
