@@ -45,6 +45,16 @@ def read_int(name: str, default: int) -> int:
         raise ImproperlyConfigured(f"{PREFIX}{name}: not a whole number (given: {text!r})") from None
 
 
+def host_ports(name: str) -> list[str]:
+    """HEADRACE_<name> as a list of host:port."""
+    given = [entry.strip() for entry in read(name, "").split(",") if entry.strip()]
+    for entry in given:
+        host, _, port = entry.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise ImproperlyConfigured(f"{PREFIX}{name}: not host:port (given: {entry!r}) -> for example mail.intern.example:25")
+    return given
+
+
 def secret_key(*, debug: bool) -> str:
     """The key that signs sessions. With DEBUG on, a random one that lives as long as the process will do."""
     key = read("SECRET_KEY", "")

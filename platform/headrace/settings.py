@@ -7,6 +7,7 @@ DATABASE_URL   sqlite:///path or postgres://user:password@host:port/name (defaul
 VALKEY_URL     unix:///path.sock, redis:// or rediss:// (absent: one process only, nothing is dispatched)
 BASE_URL PORT ALLOWED_HOSTS   where browsers reach the server (default: http://127.0.0.1:8700)
 RAY_ADDRESS RAY_TOKEN_FILE    the cluster's dashboard and its token
+ALERT_HOSTS    host:port,... that alerts may be sent to although they are not public (default: none)
 MAX_RUNS       at most so many runs at once (default: as many as cores and GPUs hold)
 """
 
@@ -34,6 +35,7 @@ CSRF_TRUSTED_ORIGINS = environment.trusted_origins(BASE_URL, ALLOWED_HOSTS, PORT
 RAY_ADDRESS = environment.read("RAY_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
 RAY_TOKEN_FILE = environment.read("RAY_TOKEN_FILE", "")
 RUNS_DIR = DATA_DIR / "runs"
+ALERT_HOSTS = environment.host_ports("ALERT_HOSTS")
 # At most so many runs at once on this server's cluster; unset: as many as its cores and GPUs hold.
 MAX_RUNS = environment.read_int("MAX_RUNS", 0) or None
 

@@ -6,6 +6,7 @@ new mark and what the run's people ask of it. Telling the live pages happens aft
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +23,10 @@ from headrace.telemetry.derive import Derived, derive
 from headrace.telemetry.frames import events_message
 from headrace.telemetry.models import EventBatch
 from headrace.telemetry.problems import Conflict, FencedOut, Gap, IngestProblem
+from headrace.telemetry.signals import batch_stored
 from workers.contract.events import Control, IngestReply
+
+log = logging.getLogger(__name__)
 
 DEFAULT_NAMES_QUOTA = 2000
 
@@ -57,8 +61,11 @@ def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool
                 attempt.heartbeat_at = timezone.now()
                 changed.append("heartbeat_at")
             if new is not None:
-                _store(attempt, ready if ready is not None and new is columns else _prepare(new))
+                stored = ready if ready is not None and new is columns else _prepare(new)
+                _store(attempt, stored)
                 changed.append("ingested_through")
+                if not replay:
+                    transaction.on_commit(lambda: _tell(attempt, stored))
             attempt.save(update_fields=changed)
             # effects may have moved the run on: its control is read afterwards
             attempt.run.refresh_from_db(fields=["control", "state"])
@@ -154,6 +161,14 @@ def _store(attempt: Attempt, ready: _Ready) -> None:
     attempt.ingested_through = new.last_seq
     effects.apply(attempt, new, ready.found)
     notify.on_commit(attempt.run.public_id, events_message(attempt.number, new))
+
+
+def _tell(attempt: Attempt, stored: _Ready) -> None:
+    """After the commit: whoever listens, and none of them may fail an ingest."""
+    given = {"attempt": attempt, "points": stored.found.points, "last_t": stored.columns.t[-1]}
+    for receiver, answer in batch_stored.send_robust(sender=Attempt, **given):
+        if isinstance(answer, Exception):
+            log.warning("a listener of stored events failed: %r: %s", receiver, answer)
 
 
 def _control(attempt: Attempt, must_stop: bool) -> Control:
