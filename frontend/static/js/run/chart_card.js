@@ -2,7 +2,7 @@
 // the band over seeds, and its own menu. Used by the Charts tab and for what is pinned to the overview.
 import { short } from "../format.js";
 import { el, setAttribute, setText } from "./dom.js";
-import { CONFIG, color, crosshair, placesOf, smoothed, soft, themed, valueAt } from "./plot.js";
+import { CONFIG, color, crosshair, placesOf, rangeOf, smoothed, soft, themed, valueAt } from "./plot.js";
 import { picked } from "./source.js";
 import { AXES, TITLES, change, changeOwn, pinned, settingsOf, togglePin, view } from "./view.js";
 
@@ -121,7 +121,7 @@ export class ChartCard {
     this.plot.classList.toggle("bare", !columns?.value.length);
     const layout = themed({
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 8, r: 12, t: 4, b: 6, pad: 3 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
-      xaxis: { ...AXIS, title: { text: TITLES[set.axis], standoff: 4 }, ...(set.zoom ? { range: [...set.zoom], autorange: false } : { autorange: true }) },
+      xaxis: { ...AXIS, title: { text: TITLES[set.axis], standoff: 4 }, ...rangeOf(this.store, set.axis, set.zoom) },
       yaxis: { ...AXIS, title: { text: unit, standoff: 6 }, type: set.log ? "log" : "linear", separatethousands: true, tickformat: unit === "bytes" ? "~s" : "", ...(set.y ? { range: [...set.y], autorange: false } : { autorange: true }) },
       yaxis2: { overlaying: "y", range: [0, 1], fixedrange: true, visible: false },
       shapes: crosshair(this.store, set.axis, view.step),

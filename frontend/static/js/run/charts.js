@@ -1,7 +1,7 @@
 // The overview's charts: the figures come from the server, checked there; here they get data, theme and live updates.
 import { short } from "../format.js";
 import { setAttribute, setText } from "./dom.js";
-import { CONFIG, color, crosshair, placesOf, plotly, smoothed, soft, themed, valueAt } from "./plot.js";
+import { CONFIG, color, crosshair, placesOf, plotly, rangeOf, smoothed, soft, themed, valueAt } from "./plot.js";
 import { picked } from "./source.js";
 import { TITLES, change, view } from "./view.js";
 
@@ -179,7 +179,7 @@ export class Charts {
     chart.plot.classList.toggle("bare", points === 0);
     const layout = themed(chart.layout);
     layout.uirevision = `${view.axis}-${this.revision}`;
-    layout.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: TITLES[view.axis] }, ...(view.zoom ? { range: [...view.zoom], autorange: false } : { autorange: true }) };
+    layout.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: TITLES[view.axis] }, ...rangeOf(this.store, view.axis, view.zoom) };
     if (view.log && layout.barmode === undefined) layout.yaxis = { ...layout.yaxis, type: "log", rangemode: "normal" };
     layout.shapes = crosshair(this.store, view.axis, view.step);
     Plot.react(chart.plot, traces, layout, CONFIG);

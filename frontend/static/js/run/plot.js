@@ -1,4 +1,5 @@
 // What every Plotly chart shares: the library fetched when the first chart comes into view, the theme, smoothing, and where a point lies on x.
+import { inPast } from "./past.js";
 import { byId } from "./dom.js";
 
 export const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, scrollZoom: false, doubleClick: "reset",
@@ -149,10 +150,28 @@ export function placeOfStep(store, axis, step) {
   return index < 0 ? null : placesOf(store, axis, columns)[index];
 }
 
+// The second that time travel shows, on an axis.
+function placeOfTime(store, axis) {
+  if (!inPast(store)) return null;
+  if (axis === "step") return store.state?.step ?? null;
+  if (axis === "time") return (store.until - (store.startOf() ?? store.until)) / 60;
+  const count = counted(store, axis);
+  return count ? interpolate(count.t, count.value, store.until) : null;
+}
+
 export function crosshair(store, axis, step) {
-  const at = step === null ? null : placeOfStep(store, axis, step);
-  if (at === null) return [];
-  return [{ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: color("accent"), width: 1.4, dash: "dot" } }];
+  const line = (at, token) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: color(token), width: 1.4, dash: "dot" } });
+  const places = [[step === null ? null : placeOfStep(store, axis, step), "accent"], [placeOfTime(store, axis), "violet"]];
+  return places.filter(([at]) => at !== null).map(([at, token]) => line(at, token));
+}
+
+// The range of an x-axis: what is zoomed; in the past as wide as the present, so that nothing jumps while time is moved.
+export function rangeOf(store, axis, zoom) {
+  if (zoom) return { range: [...zoom], autorange: false };
+  const columns = inPast(store) ? store.series.get("reward/mean") : null;
+  if (!columns?.t.length) return { autorange: true };
+  const places = placesOf(store, axis, columns).filter((place) => place !== null);
+  return places.length > 1 ? { range: [places[0], places[places.length - 1]], autorange: false } : { autorange: true };
 }
 
 // The last value at or before a step, of the current history.

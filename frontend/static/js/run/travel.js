@@ -1,6 +1,6 @@
 // The time bar: drag it, step through it or play it, and every panel shows the run as it was then. `?t=` is the permalink.
 import { clock, duration, fixed } from "../format.js";
-import { byId, setAttribute, setText, svg } from "./dom.js";
+import { byId, el, setAttribute, setText, svg } from "./dom.js";
 import { inPast, showPast, showPresent } from "./past.js";
 import { param, setParams } from "./url.js";
 
@@ -47,6 +47,7 @@ export class Travel {
       const [axis, alerts] = await Promise.all([this.get("axis.json"), this.get("alerts.json").catch(() => ({ alerts: [] }))]);
       this.axis = axis;
       this.alerts = alerts.alerts || [];
+      this.drawAlerts();
     } catch (error) {
       console.warn("The time bar could not be loaded:", error.message);
       return;
@@ -91,6 +92,21 @@ export class Travel {
     byId("travel-marks").replaceChildren(...parts);
   }
 
+  // The banner: what is open now, or was open at the second shown.
+  drawAlerts() {
+    const t = this.wanted;
+    const open = this.alerts.filter((alert) => (t === null ? alert.open : alert.t <= t && (!alert.resolved || Date.parse(alert.resolved) / 1000 > t)));
+    const key = open.map((alert) => alert.id).join();
+    const list = byId("run-alerts");
+    if (list.dataset.shown === key) return;
+    list.dataset.shown = key;
+    list.replaceChildren(...open.slice(-4).reverse().map((alert) => {
+      const then = el("button", { class: "button quiet small end", type: "button" }, "See the run then");
+      then.addEventListener("click", () => this.go(alert.t));
+      return el("li", { "data-severity": alert.severity }, el("strong", {}, alert.title), el("span", { class: "note" }, `${alert.rule}, since ${clock(alert.t)}${alert.held_run ? "; the run was asked to pause" : ""}`), then);
+    }));
+  }
+
   stepAt(t) {
     if (inPast(this.view)) return this.view.state?.step ?? null;
     let found = null;
@@ -100,6 +116,7 @@ export class Travel {
 
   drawPlace() {
     const past = this.wanted !== null;
+    this.drawAlerts();
     const share = (this.at - this.axis.start) / Math.max(1e-6, this.end - this.axis.start);
     byId("travel-handle").style.left = `${100 * Math.min(1, Math.max(0, share))}%`;
     byId("travel-gone").style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
