@@ -20,6 +20,7 @@ from headrace.artifacts.models import JobState, Probe
 from headrace.artifacts.services import model_of
 from headrace.dispatch.launcher import jobs_of
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayJobs, RayRefused, RayUnreachable
+from headrace.schema_form import lookup
 from headrace.supervisor.layout import write_private
 from headrace.supervisor.process import carrying, end
 from workers.contract.errors import HeadraceError
@@ -105,6 +106,7 @@ def write_spec(probe: Probe) -> Path:
     sampling = dict(probe.sampling)
     spec: dict[str, Any] = {
         "model": model_of(probe.run),
+        "system_prompt": lookup(probe.run.config.data, "environment.system_prompt") or None,
         "checkpoint": checkpoint,
         "prompts": probe.prompts,
         "max_new_tokens": sampling.pop("max_new_tokens", 128),

@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 MAX_PROMPTS = 4
 MAX_PROMPT_CHARACTERS = 8000
-MAX_NEW_TOKENS = 1024
+MAX_NEW_TOKENS = 512
 WAITING_A_TEAM = 8
 KEPT_PROBES = 50
 PROBE_TASK, EXPORT_TASK = "headrace.artifacts.probe", "headrace.artifacts.export"
-# name -> (default, lowest, highest, whole number)
+# name -> (default where the run's config names none, lowest, highest, whole number)
 SAMPLING = {
-    "temperature": (1.0, 0.0, 10.0, False),
+    "temperature": (1.0, 0.01, 10.0, False),
     "top_p": (1.0, 0.0, 1.0, False),
     "top_k": (0, 0, 1_000_000, True),
     "max_new_tokens": (128, 1, MAX_NEW_TOKENS, True),
-    "seed": (0, 0, 2**31 - 1, True),
+    "seed": (7, 0, 2**31 - 1, True),
 }
 
 
@@ -42,7 +42,8 @@ def ask_probe(run: Run, user: Any, *, prompts: list[str], sampling: dict[str, An
     """Queues a probe and wakes the launcher. Raises NotAllowed, BadInput, QuotaReached, NotHere."""
     require(user, "probe.create", run.team)
     prompts = _prompts(prompts)
-    settled = {name: _setting(name, sampling.get(name)) for name in SAMPLING}
+    usual = usual_sampling(run)
+    settled = {name: _setting(name, sampling.get(name), usual[name]) for name in SAMPLING}
     if artifact is not None:
         if artifact.run_id != run.pk or artifact.kind != Artifact.Kind.CHECKPOINT or artifact.state != Artifact.State.COMPLETE:
             raise BadInput("not a checkpoint of this run", field="artifact", value=artifact.public_id, cure="choose one from the list")
@@ -209,8 +210,8 @@ def _prompts(given: list[str]) -> list[str]:
     return [prompt.encode("utf-8", "replace").decode("utf-8") for prompt in prompts]
 
 
-def _setting(name: str, given: Any) -> float | int:
-    default, low, high, whole = SAMPLING[name]
+def _setting(name: str, given: Any, default: float | int) -> float | int:
+    _, low, high, whole = SAMPLING[name]
     if given in (None, ""):
         return default
     try:
@@ -221,6 +222,16 @@ def _setting(name: str, given: Any) -> float | int:
         kind = "a whole number" if whole else "a number"
         raise BadInput("not usable", field=name, value=str(given)[:40], cure=f"{kind} from {low} to {high}")
     return value
+
+
+def usual_sampling(run: Run) -> dict[str, float | int]:
+    """What a probe of this run draws with unless told otherwise: as the run itself samples."""
+    usual: dict[str, float | int] = {}
+    for name, (default, low, high, whole) in SAMPLING.items():
+        found = lookup(run.config.data, f"sampling.{name}")
+        fits = isinstance(found, int | float) and not isinstance(found, bool) and (not whole or isinstance(found, int))
+        usual[name] = min(max(found, low), high) if fits else default
+    return usual
 
 
 def model_of(run: Run) -> str:

@@ -15,6 +15,7 @@ from headrace.artifacts import downloads, selectors, services
 from headrace.experiments.forms import sentence
 from headrace.experiments.models import Artifact, Run
 from headrace.experiments.problems import QuotaReached, WrongState
+from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
 from headrace.telemetry.access import run_or_404
@@ -32,6 +33,7 @@ def files_page(request: HttpRequest, public_id: str) -> HttpResponse:
         "run": run,
         "checkpoints": selectors.checkpoints(run),
         "others": selectors.others(run),
+        "what": "adapter" if lookup(run.config.data, "lora.kind") == "adapter_only" else "model",
         "can_delete": can(request.user, "artifact.delete", run),
         "can_create": can(request.user, "run.create", run.team),
         "page_data": {"run": run.public_id},
@@ -82,7 +84,7 @@ def probes(request: HttpRequest, run: Run) -> dict[str, Any]:
         ],
         "may": can(request.user, "probe.create", run),
         "model": services.model_of(run),
-        "sampling": {name: {"default": item[0], "low": item[1], "high": item[2]} for name, item in services.SAMPLING.items()},
+        "sampling": services.usual_sampling(run),
     }
 
 

@@ -60,6 +60,10 @@ export class Probe {
       select.replaceChildren(el("option", { value: "" }, "none: the base model alone"), ...found.checkpoints.map((item) => el("option", { value: item.id, selected: item.id === before }, `step ${item.step ?? "?"} (${visible(item.name)})`)));
       select.dataset.names = names;
     }
+    if (!this.filled) {
+      this.filled = true;
+      for (const [name, value] of Object.entries(found.sampling)) if (this.form.elements[name]) this.form.elements[name].value = value;
+    }
     const button = byId("probe-ask");
     button.disabled = !found.may || Boolean(this.asking);
     button.title = found.may ? "" : "Your role in this team does not allow probes: ask an owner of the team";
@@ -174,7 +178,7 @@ export class Probe {
   side(answer, side, words) {
     const view = new TokenView(`Answer of the ${words.toLowerCase()}, token by token`);
     const other = side === "base" ? "trained" : "base";
-    const tokens = { ...answer.tokens, logprobs: answer.tokens.logprobs ?? answer.tokens[`${side}_logprobs`], trainer_logprobs: answer.tokens[`${other}_logprobs`] };
+    const tokens = { ...answer.tokens, logprobs: answer.tokens[`${side}_logprobs`] ?? answer.tokens.logprobs, trainer_logprobs: answer.tokens[`${other}_logprobs`] };
     const draw = () => view.show(tokens, answer.completion, this.shade, { names: { engine: words.toLowerCase(), trainer: side === "base" ? "trained" : "base model" } });
     this.views.push(draw);
     const given = (tokens.logprobs || []).filter((value) => typeof value === "number");
