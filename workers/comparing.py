@@ -51,11 +51,11 @@ class Comparison:
         yield
 
     def logprobs(self, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
-        """Natural logs, one a token of the completion."""
+        """Natural logs, one a token of the completion. temperature 0, at which nothing is drawn, compares at 1."""
         if not completion:
             return []
         with torch.no_grad():
             ids = torch.tensor([[*prompt, *completion]])
-            logits = self._model(ids, logits_to_keep=len(completion) + 1).logits[0, :-1].float() / temperature
+            logits = self._model(ids, logits_to_keep=len(completion) + 1).logits[0, :-1].float() / (temperature or 1.0)
             picked = logits.log_softmax(dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
         return [round(value, 6) for value in picked.tolist()]

@@ -36,6 +36,7 @@ class LiveLine:
         rate, lag = state["flow"]["train_samples_per_s"], self._facts.get("lag/mean")
         pause = self._facts.get("sync/latency_s")
         parts = [
+            *(["paused"] if state["status"] == "paused" else []),
             f"step {state['step']}/{state['steps_total']}",
             f"reward {_number(self._facts.get('reward/mean'), '.3f')}",
             f"buffer {state['buffer']['depth']}/{state['buffer']['capacity']}",

@@ -38,7 +38,7 @@ class Drawing(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    temperature: float | None = Field(None, gt=0, le=10)
+    temperature: float | None = Field(None, ge=0, le=10)  # 0: always the likeliest token
     top_k: int | None = Field(None, ge=0, le=1_000_000)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, lt=1)

@@ -69,6 +69,8 @@ def test_both_models_answer_and_every_log_prob_is_theirs(trained: dict[str, Path
 
 def test_the_base_model_alone_and_the_same_numbers_again(trained: dict[str, Path], tmp_path: Path) -> None:
     model = {"path": str(trained["model"]), "dtype": "float32"}
+    greedy, _ = probe(tmp_path, model=model, sampling={"temperature": 0}, prompts=["x"], max_new_tokens=2)
+    assert greedy["answers"][0]["base"]["tokens"]["logprobs"] == [0.0, 0.0]
     first, _ = probe(tmp_path, model=model, sampling={"seed": 5})
     again, _ = probe(tmp_path, model=model, sampling={"seed": 5})
     assert first["answers"] == [{**answer, "base": {**answer["base"], "seconds": first["answers"][index]["base"]["seconds"]}}
@@ -87,7 +89,7 @@ def test_what_is_wrong_with_a_probe_is_named_in_its_answer(trained: dict[str, Pa
         ({"prompts": [" "]}, "prompts.0"),
         ({"prompts": ["x" * 600]}, "prompts.0"),
         ({"max_new_tokens": 513}, "max_new_tokens"),
-        ({"sampling": {"temperature": 0}}, "sampling.temperature"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature"),
         ({"sampling": {"heat": 1}}, "sampling.heat"),
         ({"checkpoint": str(tmp_path / "nowhere")}, "checkpoint"),
         ({"model": "/nowhere"}, "model.path"),

@@ -170,3 +170,19 @@ def test_the_flow_tells_what_its_lanes_did_without_a_gap() -> None:
         assert all(before[3] == after[2] for before, after in itertools.pairwise(rows))
         for cause, seconds in ledger["lanes"][lane].items():
             assert sum(row[3] - row[2] for row in rows if row[1] == cause) == pytest.approx(seconds, abs=0.05), cause
+
+
+def test_a_paused_run_is_cancelled_at_once() -> None:
+    async def main() -> Parts:
+        parts = rig(config(budget={"steps": 1000}), token_s=0.05)
+        parts.steering.pause = True
+        flow = asyncio.create_task(Pipeline(parts).run())
+        await asyncio.sleep(10.0)
+        assert parts.held
+        flow.cancel()
+        await asyncio.wait({flow}, timeout=0.1)
+        assert flow.cancelled()
+        return parts
+
+    parts = run_virtual(main())
+    assert parts.progress.step == 0 and parts.clock.now() < 10.2

@@ -64,7 +64,7 @@ class Correction(Block):
 
 
 class Kl(Block):
-    """A pull towards the reference policy: the model before training."""
+    """A pull towards the reference policy: the model of `model.path`, also where training starts from another run's checkpoint."""
 
     estimator: Literal["k1", "k2", "k3", "k3_plus", "k3_weighted"] = Field(
         "k3",
