@@ -2,7 +2,7 @@ from django import forms
 from django.contrib import admin
 
 from headrace.dispatch.capacity import machine
-from headrace.dispatch.models import Cluster, ReconcilerLease, TeamQuota
+from headrace.dispatch.models import Cluster, ReconcilerLease, RetentionPolicy, TeamQuota
 from headrace.teams.admin import ReadOnly
 
 
@@ -54,3 +54,9 @@ class TeamQuotaAdmin(admin.ModelAdmin):
 @admin.register(ReconcilerLease)
 class ReconcilerLeaseAdmin(ReadOnly):
     list_display = ("name", "holder", "fence", "acquired_at", "expires_at")
+
+
+@admin.register(RetentionPolicy)
+class RetentionPolicyAdmin(ReadOnly):
+    list_display = ("team", "events_days", "samples_days", "logs_days", "checkpoints_days", "updated_at")
+    list_select_related = ("team",)
