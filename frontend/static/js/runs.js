@@ -17,7 +17,7 @@ const sameRest = (old, fresh) => {
   const bare = (node) => {
     const copy = node.cloneNode(true);
     copy.querySelectorAll("tbody").forEach((rows) => rows.replaceChildren());
-    return copy.innerHTML;
+    return copy.innerHTML.trim();
   };
   return bare(old) === bare(fresh);
 };
@@ -43,7 +43,7 @@ function place(fresh) {
   const now = [...rows.children];
   if (now.length !== next.length || now.some((row, index) => row !== next[index])) {
     rows.replaceChildren(...next);
-    if (focus) rows.querySelector(`tr[data-run="${CSS.escape(focus[0])}"] ${focus[1]}`)?.focus();
+    if (focus) rows.querySelector(`tr[data-run="${CSS.escape(focus[0])}"] ${focus[1]}`)?.focus({ preventScroll: true });
   }
 }
 
