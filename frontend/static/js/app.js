@@ -31,10 +31,19 @@ function openDrawer() {
   if (drawer && !drawer.open) drawer.showModal();
 }
 
-const jumps = { r: "/runs/", n: "/runs/new/", a: "/help/axes/" };
+const jumps = { r: "/runs/", n: "/runs/new/", q: "/queue/", c: "/compare/", p: "/races/", l: "/alerts/", m: "/team/", a: "/help/axes/" };
 let prefix = 0;
 
+async function openPalette() {
+  const palette = await import("./palette.js");
+  palette.open();
+}
+
 function onKey(event) {
+  if ((event.ctrlKey || event.metaKey) && !event.altKey && ["k", "K", "/"].includes(event.key) && drawer && document.getElementById("palette")) {
+    event.preventDefault();
+    return event.key === "/" ? openDrawer() : openPalette();
+  }
   const typing = event.target.closest("input, textarea, select, [contenteditable]");
   if (event.key === "Escape" && typing) return typing.blur();
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -66,6 +75,7 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-theme-toggle]")) toggleTheme();
   if (event.target.closest("[data-shortcuts]")) openDrawer();
+  if (event.target.closest("[data-palette]")) openPalette();
   if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   if (event.target === drawer) drawer.close();
   if (menu?.open && !menu.contains(event.target)) menu.open = false;

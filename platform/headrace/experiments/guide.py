@@ -17,7 +17,7 @@ from workers.contract import axes, design, events, metrics, presets
 from workers.contract.axes import INTERRUPTS, PAYLOADS
 from workers.contract.formulas import DIFFERENCES, FORMULAS
 
-PAGES = (("axes", "Axes"), ("losses", "Losses"), ("presets", "Presets"), ("add-a-kind", "Add your own"))
+PAGES = (("axes", "Axes"), ("losses", "Losses"), ("presets", "Presets"), ("add-a-kind", "Add your own"), ("api", "API"))
 SHORT_AXES = {"orchestration": "Carrier", "rollout": "Engine"}
 
 
