@@ -351,7 +351,7 @@ def test_settings_are_made_equal_and_let_go(browser: Client) -> None:
         ({"preset": ["trl-sync"]}, "at least two contenders"),
         ({"preset": []}, "at least two contenders"),
         ({"preset": ["trl-sync", "nobody"]}, "no such preset"),
-        ({"seeds": "one"}, "not a list of seeds"),
+        ({"seeds": "one"}, "no list of seeds"),
         ({"seeds": "1 1"}, "given twice"),
         ({"stop_value": ""}, "A number is needed"),
         ({"stop_value": "soon"}, "not a number"),

@@ -3,7 +3,8 @@ from typing import Any
 from django.contrib import admin
 
 from headrace.compare.models import SavedView
-from headrace.compare.races.models import Race, RaceEntry
+from headrace.compare.races.admin import RaceAdmin as RaceAdmin  # registers itself
+from headrace.compare.races.models import RaceEntry
 from headrace.teams.admin import ReadOnly
 
 
@@ -24,17 +25,6 @@ class SavedViewAdmin(ReadOnly):
 
     def place(self, obj: Any) -> str:
         return f"/{obj.page}/?{obj.query}" if obj.query else f"/{obj.page}/"
-
-
-@admin.register(Race)
-class RaceAdmin(ReadOnly):
-    list_display = ("public_id", "name", "team", "asked", "created_by", "created_at", "closed_at", "page")
-    list_filter = ("asked", "team")
-    list_select_related = ("team", "created_by")
-    search_fields = ("public_id", "name")
-
-    def place(self, obj: Any) -> str:
-        return f"/races/{obj.public_id}/"
 
 
 @admin.register(RaceEntry)

@@ -10,7 +10,7 @@ const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive: true, 
 const TITLES = { wall_s: "seconds since the start", samples: "samples trained" };
 const axes = new Map();
 let results = null;
-let seen = "";
+let seen = JSON.stringify(data.live);
 
 const probe = document.createElement("i");
 probe.hidden = true;
@@ -84,11 +84,9 @@ async function refresh() {
   const live = await reply.json();
   const now = JSON.stringify(live);
   if (now === seen) return;
-  const first = seen === "";
   seen = now;
   const ended = Boolean(live.closed) !== data.over;
   data.over = Boolean(live.closed);
-  if (first && !ended) return;
   const page = await fetch(`/races/${data.race}/?parts=1`, { credentials: "same-origin" });
   if (!page.ok || page.redirected) return;
   // Server-rendered and escaped there; parsed without running anything.
@@ -111,6 +109,6 @@ for (const group of document.querySelectorAll("[data-axis-of]")) {
 document.addEventListener("themechange", drawAll);
 window.addEventListener("load", () => fetchResults().catch((error) => console.warn("The results could not be read:", error.message)));
 setInterval(() => {
-  if (document.hidden || (data.over && seen)) return;
+  if (document.hidden || data.over) return;
   refresh().catch((error) => console.warn("The page is not fresh:", error.message));
 }, PERIOD);

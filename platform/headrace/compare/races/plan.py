@@ -116,10 +116,10 @@ def read_seeds(text: str) -> list[int]:
     for word in re.split(r"[,\s]+", text.strip()):
         found = re.fullmatch(r"(\d{1,10})(?:-(\d{1,10}))?", word)
         if found is None:
-            raise ConfigError("is not a list of seeds", field="seeds", value=text[:80], cure="write for example 1 2 3, or 1-5")
+            raise ConfigError("no list of seeds", field="seeds", value=text[:80], cure="write for example 1 2 3, or 1-5")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first or last - first >= MOST_SEEDS:
-            raise ConfigError("is no range of at most 20 seeds", field="seeds", value=word, cure="write for example 1-5")
+            raise ConfigError("no range of at most 20 seeds", field="seeds", value=word, cure="write for example 1-5")
         seeds += range(first, last + 1)
     return seeds
 

@@ -96,7 +96,7 @@ def race_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "section": "races",
         "can_edit": can(request.user, "race.edit", race),
         "can_create": can(request.user, "race.create", race.team),
-        "page_data": {"race": race.public_id, "labels": whole.labels, "over": race.closed_at is not None},
+        "page_data": {"race": race.public_id, "over": race.closed_at is not None, "live": context["live"]},
     }
     return render(request, "races/parts.html" if request.GET.get("parts") else "races/detail.html", context)
 
