@@ -201,6 +201,11 @@ def test_shutdown_cancels_active_runs_and_leaves_queued_ones(on_ray: Layout, run
     assert remains.gone(run.public_id)
 
 
+def test_what_the_cluster_has(on_ray: Layout) -> None:
+    found = RayJobs.default().resources()
+    assert found["cpus"] >= 1 and found["gpus"] >= 0 and found["memory_bytes"] > 1e8
+
+
 def test_wrong_token_is_named(ray_layout: Layout, tmp_path: Path) -> None:
     wrong = tmp_path / "token"
     wrong.write_text("0" * 64)

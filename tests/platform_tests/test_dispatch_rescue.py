@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from headrace.dispatch import launcher, remains, shipping, stopping
+from headrace.dispatch import capacity, launcher, remains, shipping, stopping
 from headrace.dispatch.folders import write_files
 from headrace.dispatch.ray_jobs import ABSENT
 from headrace.dispatch.reconciler import CANCEL_GRACE, CLAIM_STALE_AFTER, GIVE_UP_LAUNCH_AFTER, SILENT_AFTER, Reconciler
@@ -126,6 +126,7 @@ def test_a_job_that_was_never_submitted_is_not_lost(run: Run, reconciler: Reconc
 def test_one_bad_run_does_not_stop_the_pass(
     team: Team, reconciler: Reconciler, ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(capacity, "machine", lambda: {"cpus": 4.0})  # room for both
     bad, good = new_run(team), new_run(team)
     for run in (bad, good):
         age(run, timedelta(seconds=10))

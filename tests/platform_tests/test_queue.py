@@ -7,15 +7,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import httpx
 import pytest
 from django.contrib.admin.sites import site
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
-from headrace.dispatch import capacity, launcher, queue, queue_page, queue_services
+from headrace.dispatch import capacity, discovery, launcher, queue, queue_page, queue_services
 from headrace.dispatch.admin import ClusterForm
 from headrace.dispatch.models import Cluster, TeamQuota
+from headrace.dispatch.ray_jobs import RayJobs, RayUnreachable
 from headrace.experiments import lifecycle, services
 from headrace.experiments.models import Attempt, Project, Run
 from headrace.experiments.problems import BadInput, QuotaReached, WrongState
@@ -259,6 +261,51 @@ class TestPages:
         client.force_login(member(None))
         assert b"no team yet" in client.get("/queue/").content
         assert client.post("/queue/quota/", {}).status_code == 403
+
+
+@pytest.mark.django_db
+class TestClusters:
+    def test_a_team_with_a_cluster_of_its_own_waits_for_that_one_alone(self, team: Team, other_team: Team, start: Start) -> None:
+        lifecycle.transition(start(other_team), "launching")
+        own = Cluster.unscoped.create(team=team, name="ours", address="http://ray.example", is_default=True, capacity={"cpus": 4})
+        first, second, third = start(team), start(team), start(team)
+        assert {run.attempts.get().cluster for run in (first, second, third)} == {own}
+        assert queue.claim(first.attempts.get()) and queue.claim(second.attempts.get()) and not queue.claim(third.attempts.get())
+        assert place(third)["why"] == "waiting for 2 CPUs: 0 of 4 free"
+        assert [(row["total"], row["ours"], row["others"]) for row in queue_page.usage(team, queue.look())] == [(4, 4, 0)]
+
+    def test_what_ray_tells_of_clusters_elsewhere(self, team: Team, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+        settings.RAY_ADDRESS = "http://ray.example:8265"
+        silent = Cluster.unscoped.create(team=team, name="silent", address="http://silent.example", capacity={"cpus": 1})
+        told = {"cpus": 64.0, "gpus": 8.0, "memory_bytes": 1e12}
+
+        def resources(jobs: RayJobs) -> dict[str, float]:
+            if "silent" in jobs.address:
+                raise RayUnreachable("no answer")
+            return told
+
+        monkeypatch.setattr(RayJobs, "resources", resources)
+        monkeypatch.setattr(discovery, "_last", None)
+        now = timezone.now()
+        assert discovery.refresh(now) and not discovery.refresh(now + timedelta(seconds=59))
+        assert capacity.cluster_here().found == told and capacity.cluster_here().last_seen_at == now
+        there = capacity.capacities()
+        assert (there[capacity.HERE].cpus, there[capacity.HERE].gpus) == (64.0, 8.0)
+        assert (there[silent.pk].cpus, there[silent.pk].gpus) == (1.0, None), "what is not known is no bound"
+
+    @pytest.mark.parametrize("body", [[], {"data": 1}, {"data": {"summary": "x"}}])
+    def test_an_answer_that_names_no_nodes_is_no_answer(self, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RayJobs, "_call", lambda *args, **more: httpx.Response(200, json=body))
+        with pytest.raises(RayUnreachable):
+            RayJobs("http://x", "").resources()
+
+    def test_dead_nodes_count_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nodes = [
+            {"raylet": {"state": state, "resourcesTotal": {"CPU": 4.0, "GPU": 1.0, "memory": 5.0}}} for state in ("ALIVE", "DEAD", "ALIVE")
+        ]
+        body = {"data": {"summary": [*nodes, {}, None, {"raylet": {"state": "ALIVE"}}]}}
+        monkeypatch.setattr(RayJobs, "_call", lambda *args, **more: httpx.Response(200, json=body))
+        assert RayJobs("http://x", "").resources() == {"cpus": 8.0, "gpus": 2.0, "memory_bytes": 10.0}
 
 
 @pytest.mark.django_db

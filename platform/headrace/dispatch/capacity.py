@@ -9,12 +9,14 @@ from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 from django.conf import settings
 
 from headrace.dispatch.models import Cluster
 from headrace.dispatch.scheduler import Ask, Capacity
+from headrace.environment import LOOPBACK
 from headrace.experiments.models import Run
 from headrace.schema_form import lookup
 from headrace.teams.models import Team
@@ -62,6 +64,16 @@ def cluster_of(team: Team) -> Cluster:
     return Cluster.objects.for_team(team).filter(is_default=True).order_by("pk").first() or cluster_here()
 
 
+def cluster_key(team: Team) -> int:
+    """The scheduler's key of `cluster_of`."""
+    own = Cluster.objects.for_team(team).filter(is_default=True).order_by("pk").first()
+    return HERE if own is None else own.pk
+
+
+def is_this_machine(address: str) -> bool:
+    return urlsplit(address).hostname in LOOPBACK
+
+
 def capacities() -> dict[int, Capacity]:
     """Of every cluster, by the key that the scheduler uses."""
     known = {row.pk: of_row(row, local=False) for row in Cluster.unscoped.exclude(team=None, name=NAME_HERE)}
@@ -69,9 +81,9 @@ def capacities() -> dict[int, Capacity]:
 
 
 def of_row(row: Cluster, *, local: bool) -> Capacity:
-    """What the row says; of this machine what it does not say is looked up, of another one it has no bound."""
+    """What the row says; what it does not say is looked up on this machine, or is what Ray last told of another one."""
     said = row.capacity if isinstance(row.capacity, dict) else {}
-    found = machine() if local else {}
+    found = machine() if local and is_this_machine(settings.RAY_ADDRESS) else row.found if isinstance(row.found, dict) else {}
     given = {name: said.get(name, found.get(name)) for name in ("cpus", "gpus", "memory_bytes")}
     numbers = {
         name: float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None for name, value in given.items()

@@ -16,6 +16,7 @@ class Cluster(WithPublicId):
     token_file = models.CharField(max_length=1000, blank=True, default="", help_text="Path of the cluster token, mode 0600.")
     is_default = models.BooleanField(default=False)
     capacity = models.JSONField(default=dict, blank=True, help_text="{cpus, gpus, memory_bytes}. What is absent is found out.")
+    found = models.JSONField(default=dict, blank=True, editable=False, help_text="The same, as Ray last told it.")
     price_per_device_hour = models.DecimalField(max_digits=12, decimal_places=4, null=True, blank=True, help_text="Empty: not known.")
     currency = models.CharField(max_length=3, default="EUR", help_text="Three letters, as ISO 4217 writes it.")
     last_seen_at = models.DateTimeField(null=True, blank=True)

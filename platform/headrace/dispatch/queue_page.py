@@ -55,9 +55,10 @@ def place_of(run: Run) -> dict[str, Any]:
 
 
 def usage(team: Team, seen: Look) -> list[dict[str, Any]]:
-    """What the server's cluster has and what is held of it, by this team and by others."""
-    there = seen.capacities[capacity.HERE]
-    held = [item for item in seen.running.values() if item.cluster == capacity.HERE]
+    """What the team's cluster has and what is held of it, by this team and by others."""
+    cluster = capacity.cluster_key(team)
+    there = seen.capacities[cluster]
+    held = [item for item in seen.running.values() if item.cluster == cluster]
     rows: list[dict[str, Any]] = []
     for name, title in (("cpus", "CPUs"), ("gpus", "GPUs")):
         total = getattr(there, name)

@@ -97,6 +97,23 @@ class RayJobs:
             raise RayUnreachable(f"Ray answered {reply.status_code}", retryable=True)
         return str(_json(reply).get("ray_version", ""))
 
+    def resources(self) -> dict[str, float]:
+        """What the cluster's living nodes have: {cpus, gpus, memory_bytes}. Raises RayUnreachable."""
+        reply = self._call("GET", "/nodes?view=summary")
+        if reply.status_code != 200:
+            raise RayUnreachable(f"Ray answered {reply.status_code} for its nodes", retryable=True)
+        data = _json(reply).get("data")
+        nodes = data.get("summary") if isinstance(data, dict) else None
+        if not isinstance(nodes, list):
+            raise RayUnreachable("Ray's answer names no nodes", retryable=True)
+        totals = [node["raylet"].get("resourcesTotal") for node in nodes if _is_alive(node)]
+        found = dict.fromkeys(_RESOURCES.values(), 0.0)
+        for total in totals:
+            for name, key in _RESOURCES.items():
+                value = total.get(name) if isinstance(total, dict) else None
+                found[key] += float(value) if isinstance(value, int | float) else 0.0
+        return found
+
     def _call(self, method: str, path: str, json: dict[str, Any] | None = None) -> httpx.Response:
         try:
             # Proxies from the environment are left out: the token must not pass through them.
@@ -132,6 +149,14 @@ def _json(reply: httpx.Response) -> dict[str, Any]:
     except ValueError as error:
         raise RayUnreachable("Ray's answer is not JSON", retryable=True) from error
     return found if isinstance(found, dict) else {}
+
+
+_RESOURCES = {"CPU": "cpus", "GPU": "gpus", "memory": "memory_bytes"}
+
+
+def _is_alive(node: Any) -> bool:
+    raylet = node.get("raylet") if isinstance(node, dict) else None
+    return isinstance(raylet, dict) and raylet.get("state") == "ALIVE"
 
 
 def _last_line(text: str) -> str:

@@ -19,10 +19,10 @@ from django.conf import settings
 from django.db import close_old_connections, transaction
 from django.utils import timezone
 
+from headrace.alerts import silence
 from headrace.artifacts import errands
 from headrace.compare.races import progress as races
-from headrace.alerts import silence
-from headrace.dispatch import chores, queue, stopping
+from headrace.dispatch import chores, discovery, queue, stopping
 from headrace.dispatch.launcher import jobs_of, launch_attempt
 from headrace.dispatch.lease import Lease, LeaseLost
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
@@ -81,6 +81,7 @@ class Reconciler:
         races.advance(now)
         errands.advance(self._guard)
         silence.advance()
+        discovery.refresh(now)
         chores.daily(now)
 
     def _each(self, what: str, items: Iterable[Any], act: Callable[[Any], None]) -> None:

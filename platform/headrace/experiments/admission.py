@@ -10,7 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
-from headrace.dispatch.models import TeamQuota
+from headrace.dispatch.models import Cluster, TeamQuota
 from headrace.experiments.models import Artifact, Config, Run
 from headrace.experiments.problems import BadInput, QuotaReached
 from headrace.experiments.states import RunState
@@ -48,6 +48,11 @@ def check_quota(team: Team, count: int = 1) -> None:
             cure="wait until some have started, cancel some, or ask an owner for a larger quota",
             retryable=True,
         )
+
+
+def cluster_for(team: Team) -> Cluster | None:
+    """The team's own default cluster; None: the one that settings name."""
+    return Cluster.objects.for_team(team).filter(is_default=True).order_by("pk").first()
 
 
 def check_paths(team: Team, config: Config, forked_from: Artifact | None) -> None:

@@ -84,11 +84,12 @@ def _last(team: Team, config: RunConfig, runs: int) -> dict[str, Any] | None:
 
 
 def _queue(team: Team, ask: Any, priority: int) -> dict[str, Any]:
-    seen = queue.look(preview=Waiting(_PREVIEW, team.pk, priority, 0.0, ask, capacity.HERE))
+    cluster = capacity.cluster_key(team)
+    seen = queue.look(preview=Waiting(_PREVIEW, team.pk, priority, 0.0, ask, cluster))
     own = [decision for decision in seen.decisions if seen.waiting[decision.key].team == team.pk]
     position = next(place for place, decision in enumerate(own, 1) if decision.key == _PREVIEW)
     decision = own[position - 1]
-    there = seen.capacities[capacity.HERE]
+    there = seen.capacities[cluster]
     larger = there.cpus is not None and ask.cpus > there.cpus
     return {
         "at_once": decision.launch,

@@ -164,6 +164,7 @@ def resume_run(run: Run, user: User | None) -> Attempt:
             run=locked,
             number=number,
             fence=last.fence + 1,
+            cluster=last.cluster,
             resumed_from=checkpoint,
             resumed_from_attempt=checkpoint.attempt if checkpoint else last,
             out_dir=_out_dir(locked, number),
@@ -251,7 +252,8 @@ def _insert_run(team: Team, user: User | None, key: str, fields: dict[str, Any])
         **fields,
     )
     run.save()
-    Attempt.unscoped.create(team=team, run=run, number=1, fence=1, out_dir=_out_dir(run, 1))
+    cluster = None if run.source == Run.Source.UPLOAD else admission.cluster_for(team)
+    Attempt.unscoped.create(team=team, run=run, number=1, fence=1, out_dir=_out_dir(run, 1), cluster=cluster)
     audit.record("run.start", user=user, team=team, obj=run, detail={"config": config.digest, "source": run.source})
     return run
 
