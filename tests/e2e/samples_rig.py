@@ -49,7 +49,7 @@ elif what == "exported":
 
 
 def sample(
-    step: int, group: int, index: int, completion: str, *, reward: float | None, outcome: str = "trained", **more: Any
+    step: int, place: int, index: int, completion: str, *, reward: float | None, outcome: str = "trained", **more: Any
 ) -> tuple[str, dict[str, Any]]:
     """One sample event, with a log-prob, a version and the trainer's log-prob for every token."""
     words = [piece for piece in completion.replace(" ", "\x01 ").split("\x01") if piece] or [""]
@@ -57,12 +57,12 @@ def sample(
     engine = [-((index + 1) * 0.07 + abs(math.sin(step + at)) ** 6 * 5) for at in range(count)]
     old = max(0, step - 2)
     data = {
-        "group": f"g{step}-{group}",
-        "prompt_id": f"chain_sum:{group}",
+        "group": f"g{step}-{place}",
+        "prompt_id": f"chain_sum:{place}",
         "index": index,
-        "prompt": f"State the final answer to the following arithmetic problem: {step} + {group} =\n\tThink first.",
+        "prompt": f"State the final answer to the following arithmetic problem: {step} + {place} =\n\tThink first.",
         "completion": completion,
-        "answer_expected": str(step + group),
+        "answer_expected": str(step + place),
         "answer_given": words[-1].strip() if reward else None,
         "reward": reward,
         "advantage": None if outcome != "trained" else (reward or 0.0) - 0.5,
