@@ -87,6 +87,7 @@ class Timeline {
       this.ledger.draw(this.data);
     } catch (error) {
       console.warn("The timeline could not be loaded:", error.message);
+      setText(byId("lanes-words"), "The timeline could not be loaded; it is tried again with the next news of the run.");
     } finally {
       this.asking = false;
       if (this.again) {
