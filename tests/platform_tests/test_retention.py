@@ -21,7 +21,9 @@ from headrace.experiments.problems import BadInput, WrongState
 from headrace.experiments.states import RunState, lifecycle_writes
 from headrace.teams.models import AuditEvent, Membership, Role, Team, User
 from headrace.teams.services import NotAllowed
+from headrace.telemetry.ingest import rebuild
 from headrace.telemetry.models import EventBatch, LogChunk, Sample, Series, SeriesChunk
+from headrace.telemetry.problems import EventsGone
 from tests.platform_tests.telemetry_rig import SAMPLE, Rig, metric, new_rig, push
 
 pytestmark = pytest.mark.django_db
@@ -86,6 +88,16 @@ def test_a_policy_takes_the_old_and_keeps_the_series() -> None:
     assert told.team == rig.team and told.detail == {"events": 1, "samples": 1, "logs": 1, "checkpoints": 1}
     assert round_of() == 0
     assert AuditEvent.unscoped.filter(action="retention.enforce").count() == 1
+
+
+def test_what_was_derived_is_not_cleared_once_its_events_are_gone() -> None:
+    rig = full_rig()
+    assert rebuild(rig.attempt) == 1
+    RetentionPolicy.unscoped.create(team=rig.team, events_days=10)
+    assert round_of() == 1
+    with pytest.raises(EventsGone):
+        rebuild(rig.attempt)
+    assert left(rig)["series"] == 1 and left(rig)["samples"] == 1
 
 
 @pytest.mark.parametrize("state", sorted(RunState.active()))

@@ -56,6 +56,9 @@ class ReconcilerLeaseAdmin(ReadOnly):
     list_display = ("name", "holder", "fence", "acquired_at", "expires_at")
 
 
+RetentionPolicy._meta.verbose_name_plural = "retention policies"
+
+
 @admin.register(RetentionPolicy)
 class RetentionPolicyAdmin(ReadOnly):
     list_display = ("team", "events_days", "samples_days", "logs_days", "checkpoints_days", "updated_at")

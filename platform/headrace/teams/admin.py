@@ -41,6 +41,11 @@ class ReadOnly(admin.ModelAdmin):
         return format_html('<a href="{}">Open</a>', place) if place else "–"
 
 
+# Words of the admin alone; everything else calls these by their own names.
+for _model, _words in ((ApiToken, "API tokens"), (SetupLink, "set-up links"), (SignIn, "sign-ins")):
+    _model._meta.verbose_name_plural = _words
+
+
 @admin.register(User)
 class UserAdmin(BaseUserAdmin):
     ordering = ("email",)

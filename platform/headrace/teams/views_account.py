@@ -20,6 +20,8 @@ from headrace.teams.models import ApiToken, User
 from headrace.teams.policy import can
 from headrace.teams.views import current_team
 
+TOKEN_IDS = "token_%s"  # two forms of this page have a field `name`
+
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -31,7 +33,7 @@ def account(request: HttpRequest) -> HttpResponse:
         return _page(request)
     if team is None or not can(user, "token.create", team):
         raise PermissionDenied("Your role in this team does not allow API tokens. An owner of the team can change it.")
-    form = TokenForm(request.POST)
+    form = TokenForm(request.POST, auto_id=TOKEN_IDS)
     if not form.is_valid():
         return _page(request, form=form)
     made, secret = services.issue_api_token(user=user, team=team, **form.cleaned_data)
@@ -143,7 +145,7 @@ def _page(
     context = {
         "section": "account",
         "team": team,
-        "form": form or TokenForm(),
+        "form": form or TokenForm(auto_id=TOKEN_IDS),
         "profile": profile or ProfileForm(initial={"name": user.name}),
         "password": password or PasswordForm(),
         "sessions": sessions.sessions_of(user, request.session.session_key),

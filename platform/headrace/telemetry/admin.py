@@ -5,6 +5,8 @@ from django.contrib import admin
 from headrace.teams.admin import ReadOnly
 from headrace.telemetry.models import EventBatch, LatestState, LogChunk, Moment, Sample, Series, SeriesChunk
 
+EventBatch._meta.verbose_name_plural = "event batches"
+
 
 class OfAttempt(ReadOnly):
     """Large tables: no filter that would read all of them, found by the run's id."""

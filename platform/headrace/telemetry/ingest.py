@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Max, Sum
 from django.utils import timezone
 
 from headrace.experiments.models import Attempt, Run
@@ -22,7 +22,7 @@ from headrace.telemetry.codec import Columns
 from headrace.telemetry.derive import Derived, derive
 from headrace.telemetry.frames import events_message
 from headrace.telemetry.models import EventBatch
-from headrace.telemetry.problems import Conflict, FencedOut, Gap, IngestProblem
+from headrace.telemetry.problems import Conflict, EventsGone, FencedOut, Gap, IngestProblem
 from headrace.telemetry.signals import batch_stored
 from workers.contract.events import Control, IngestReply
 
@@ -92,9 +92,20 @@ def heard(attempt: Attempt, *, replay: bool = False) -> IngestReply:
 
 
 def rebuild(attempt: Attempt) -> int:
-    """Derive everything of this attempt again from its events. Returns the number of batches read."""
+    """Derive everything of this attempt again from its events. Returns the number of batches read.
+
+    Raises EventsGone where retention has taken events: clearing first would lose what they once said.
+    """
     with transaction.atomic():
         attempt = Attempt.unscoped.select_for_update(of=("self",)).get(pk=attempt.pk)
+        held = EventBatch.unscoped.filter(attempt=attempt).aggregate(count=Sum("count"))["count"] or 0
+        if held < attempt.ingested_through:
+            raise EventsGone(
+                f"{attempt.ingested_through - held} of {attempt.ingested_through} events are no longer kept",
+                field="run",
+                value=attempt.run.public_id,
+                cure="leave it as it is: what was derived cannot be derived again",
+            )
         store.clear(attempt)
         batches = 0
         stored = EventBatch.unscoped.filter(attempt=attempt).order_by("first_seq")

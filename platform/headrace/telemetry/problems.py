@@ -92,3 +92,7 @@ class FencedOut(IngestProblem):
             cure="this attempt must stop; its spool can still be uploaded with `ship`",
         )
         self.current = current
+
+
+class EventsGone(HeadraceError):
+    """Derived rows cannot be made again: retention has taken events they come from."""

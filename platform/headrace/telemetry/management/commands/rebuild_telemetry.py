@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry.ingest import rebuild
+from headrace.telemetry.problems import EventsGone
 
 
 class Command(BaseCommand):
@@ -28,5 +29,9 @@ class Command(BaseCommand):
             raise CommandError(f"runs: there is no run {sorted(unknown)[0]!r} -> the id is the last part of the run page's address")
         attempts = Attempt.unscoped.select_related("run").order_by("run_id", "number")
         for attempt in attempts if options["all"] else attempts.filter(run__public_id__in=options["runs"]):
-            batches = rebuild(attempt)
+            try:
+                batches = rebuild(attempt)
+            except EventsGone as fault:
+                self.stderr.write(f"{attempt.run.public_id} attempt {attempt.number}: not rebuilt, {fault.message} -> {fault.cure}")
+                continue
             self.stdout.write(f"{attempt.run.public_id} attempt {attempt.number}: {batches} batches")
