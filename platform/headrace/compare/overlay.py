@@ -16,7 +16,7 @@ from headrace.telemetry import series
 from headrace.telemetry.models import EventBatch
 
 MOST_NAMES = 16
-MOST_POINTS = 160_000  # of one answer
+MOST_POINTS = 60_000  # of one answer: under a megabyte
 GRID = 400  # places at which the runs of a group are averaged
 AXES = {"step": "", "time": "", "samples": "samples/trained", "tokens": "samples/tokens"}
 BANDS = ("sd", "ci", "range")
@@ -161,5 +161,6 @@ def _pair(line: Line) -> dict[str, list[float]]:
 
 
 def _list(column: Floats) -> list[float]:
-    """Seven significant digits: a third of the bytes, and finer than a screen."""
-    return [float(f"{value:.7g}") for value in column.tolist()]
+    """Six significant digits: a third of the bytes, and finer than a screen. Whole numbers without a point."""
+    short = [float(f"{value:.6g}") if abs(value) < 1e5 else value for value in column.tolist()]
+    return [int(value) if value.is_integer() else value for value in short]

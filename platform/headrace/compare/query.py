@@ -9,7 +9,8 @@ Terms stand side by side and all must hold; `or`, `not` and parentheses say othe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as attribute
 
 from workers.contract.errors import HeadraceError
 
@@ -46,7 +47,7 @@ class Value:
 
     text: str
     quoted: bool = False
-    span: Span = field(default=(0, 0), compare=False, repr=False)
+    span: Span = attribute(default=(0, 0), compare=False, repr=False)
 
     @property
     def is_none(self) -> bool:
@@ -62,7 +63,7 @@ class Word:
     """A plain word or quoted words: looked for in the run's name, task, preset and id."""
 
     text: str
-    span: Span = field(default=(0, 0), compare=False, repr=False)
+    span: Span = attribute(default=(0, 0), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Compare:
     field: str
     op: str
     values: tuple[Value, ...]
-    span: Span = field(default=(0, 0), compare=False, repr=False)
+    span: Span = attribute(default=(0, 0), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Sort:
 
     field: str
     descending: bool = False
-    span: Span = field(default=(0, 0), compare=False, repr=False)
+    span: Span = attribute(default=(0, 0), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def view_list(request: HttpRequest) -> HttpResponse:
 def open_view(request: HttpRequest, public_id: str) -> HttpResponse:
     """The permalink: to the page as it was saved, in the view's own team."""
     view = _view(request, public_id)
-    if (team := current_team(request)) is None or team.pk != view.team_id:
+    if (team := current_team(request)) is None or team.pk != view.team.pk:
         request.session[SESSION_TEAM] = view.team.public_id
     return redirect(services.address(view))
 

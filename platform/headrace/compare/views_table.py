@@ -63,7 +63,7 @@ def runs_page(request: HttpRequest) -> HttpResponse:
 
 def _around(user: Any, team: Any, table: Table, found: bool) -> dict[str, Any]:
     """What stands around the rows: choices, chips, what this user may press."""
-    experiments = Experiment.objects.for_team(team).filter(archived_at=None).order_by("-created_at") if team else []
+    experiments: Any = Experiment.objects.for_team(team).filter(archived_at=None).order_by("-created_at") if team else []
     return {
         "can_create": team is not None and can(user, "run.create", team),
         "can_save": team is not None and can(user, "view.create", team),

@@ -101,8 +101,8 @@ def value_of(item: RunField) -> Any:
 def duration() -> Any:
     """From the first attempt's start to the last one's end, or to now while the run is not over."""
     attempts = Attempt.unscoped.filter(run=OuterRef("pk")).order_by().values("run")
-    began = Subquery(attempts.annotate(at=Min("started_at")).values("at"), output_field=DateTimeField())
-    ended = Subquery(attempts.annotate(at=Max("ended_at")).values("at"), output_field=DateTimeField())
+    began: Any = Subquery(attempts.annotate(at=Min("started_at")).values("at"), output_field=DateTimeField())
+    ended: Any = Subquery(attempts.annotate(at=Max("ended_at")).values("at"), output_field=DateTimeField())
     now = Value(timezone.now(), output_field=DateTimeField())
     end = SqlCase(
         When(state__in=sorted(RunState.over()), then=Coalesce(ended, F("state_since"))), default=now, output_field=DateTimeField()

@@ -82,6 +82,7 @@ function start([store, curves, { Parallel }, { drawScatter }, views]) {
   async function load() {
     clearTimeout(timer);
     let active = true;
+    const began = performance.now();
     try {
       active = await curves.load();
       drawGroups();
@@ -89,7 +90,8 @@ function start([store, curves, { Parallel }, { drawScatter }, views]) {
       byId("charts").setAttribute("aria-busy", "false");
       byId("shown-note").textContent = `The curves could not be fetched: ${error.message}`;
     }
-    if (active) timer = setTimeout(again, 6000);
+    // Many long runs take the server a while: it is asked the less often.
+    if (active) timer = setTimeout(again, Math.max(6000, 8 * (performance.now() - began)));
   }
 
   // While a run goes on its curves, values and results are asked for again.
