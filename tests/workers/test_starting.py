@@ -12,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.workers.test_backends import PAYLOADS, Road
 from tests.workers.test_run import SHAPE, events, workers
 from tests.workers.tiny_model import make_tiny_model
-from workers import models, starting
+from tests.workers.trainer_rig import make_batch
+from workers import models, registry, starting
 from workers.contract import compat, loading
 from workers.contract.config import RunConfig
-from workers.contract.errors import ConfigError, ExitCode
+from workers.contract.errors import ConfigError, EngineError, ExitCode
 
 WHOLE = {"lora.kind": "off", "transport.payload": "full", "optimizer.learning_rate": 0.001}
 STILL = {"optimizer.learning_rate": 1e-30, "budget.steps": 1, "evaluation.at_end": False}
@@ -79,9 +81,45 @@ def test_its_weights_are_version_0_of_trainer_and_engine(made: dict[str, Path], 
     assert {version for tokens in trained for version in tokens["versions"]} == {0}
     gaps = [abs(a - b) for tokens in trained for a, b in zip(tokens["trainer_logprobs"], tokens["logprobs"], strict=True)]
     assert max(gaps) < 1e-3, "the engine samples from the weights that the trainer begins with"
-    shutil.rmtree(origin)  # a resume needs it no more
-    workers("resume", out, "--set", "budget.steps=2", "--quiet")
-    assert json.loads((out / "summary.json").read_text())["steps"] == 2
+    if kind == "adapter":
+        shutil.rmtree(origin)  # a resume needs it no more
+        workers("resume", out, "--set", "budget.steps=2", "--quiet")
+        assert json.loads((out / "summary.json").read_text())["steps"] == 2
+
+
+def trainer(model: Path, kind: str, lora: str, init_from: Path | None = None, rank: int = 4) -> Any:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "float32", "init_from": None if init_from is None else str(init_from)},
+            "determinism": "strict",
+            "lora": {"kind": lora, "rank": rank},
+            "transport": {"kind": "filesystem", "payload": PAYLOADS[lora]},
+            "optimizer": {"learning_rate": 1e-2},
+            "backend": {"kind": kind, "ranks": 1 if kind == "single" else 2, "threads": 1},
+        }
+    )
+    return registry.resolve("backend", kind)(config, model.parent / "scratch", Road())
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("fsdp2", "off"), ("tp", "adapter_only"), ("ddp", "merged")])
+def test_every_rank_begins_with_its_piece(tmp_path: Path, kind: str, lora: str) -> None:
+    model, saved = make_tiny_model(tmp_path / "model"), tmp_path / "saved"
+    one = trainer(model, "single", lora)
+    one.train(make_batch(1))
+    one.checkpoint(saved)
+    one.publish(1, [])
+    several = trainer(model, kind, lora, saved)
+    try:
+        several.publish(0, [])
+        before, after = one._transport.values, several._transport.values
+        assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+        assert several._stepper.counters() != one._stepper.counters(), "a fresh optimizer"
+    finally:
+        several.close()
+    if lora != "off":
+        with pytest.raises(EngineError) as refused:
+            trainer(model, "single", lora, saved, rank=2)
+        assert refused.value.field == "model.init_from"
 
 
 def test_what_does_not_fit_is_refused_before_anything_starts(made: dict[str, Path], tmp_path: Path) -> None:
