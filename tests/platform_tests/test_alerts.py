@@ -316,7 +316,7 @@ def test_the_pages(client: Client, rig: Rig, member: Callable[..., User]) -> Non
     client.force_login(rig.user)
     page = client.get("/alerts/").content.decode()
     assert "Start with these" in page and "No channel yet" in page
-    assert client.post("/alerts/ready-made/", {"key": ["ended-badly", "nan"]}).headers["Location"] == "/alerts/#rules"
+    assert client.post("/alerts/ready-made/", {"key": ["ended-badly", "nan"]}).headers["Location"] == "/alerts/"
     form = {"name": "my low entropy", "metric": "loss/entropy", "side": "below", "value": "0.1", "points": "1", "seconds": "0"}
     form |= {"severity": "critical", "cooldown_s": "60", "enabled": "on"}
     Driver(rig).tell("loss/entropy", 0.05)

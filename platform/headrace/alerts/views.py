@@ -89,7 +89,7 @@ def rule_delete(request: HttpRequest, public_id: str) -> HttpResponse:
 def rule_switch(request: HttpRequest, public_id: str) -> HttpResponse:
     rule = _rule(request, public_id)
     _allowed(lambda: services.switch_rule(rule, _user(request), request.POST.get("enabled") == "1"))
-    return redirect("/alerts/#rules")
+    return redirect("/alerts/")
 
 
 @require_POST
@@ -99,7 +99,7 @@ def ready_made(request: HttpRequest) -> HttpResponse:
     made = services.add_ready_made(team, _user(request), request.POST.getlist("key"))
     said = f"{len(made)} rule{'s' * (len(made) != 1)} watch{'es' * (len(made) == 1)} now." if made else "Nothing was chosen."
     messages.success(request, said)
-    return redirect("/alerts/#rules")
+    return redirect("/alerts/")
 
 
 @never_cache
@@ -131,7 +131,7 @@ def channel_test(request: HttpRequest, public_id: str) -> HttpResponse:
         messages.success(request, f"{channel.name} took the test message: {row.words}.")
     else:
         messages.error(request, f"{channel.name} did not get the test message: {row.words}.")
-    return redirect("/alerts/#channels")
+    return redirect("/alerts/")
 
 
 @require_POST
@@ -139,7 +139,7 @@ def channel_delete(request: HttpRequest, public_id: str) -> HttpResponse:
     channel = _channel(request, public_id)
     _allowed(lambda: services.delete_channel(channel, _user(request)))
     messages.success(request, f"The channel {channel.name} is deleted.")
-    return redirect("/alerts/#channels")
+    return redirect("/alerts/")
 
 
 @json_of_run
@@ -163,7 +163,7 @@ def _rule_form(request: HttpRequest, team: Team, kind: str, rule: AlertRule | No
             else:
                 saved = services.save_rule(team, _user(request), form.given(), rule)
                 messages.success(request, f"The rule {saved.name} is saved.")
-                return redirect("/alerts/#rules")
+                return redirect("/alerts/")
         except NotAllowed as fault:
             raise PermissionDenied(fault.message) from None
         except BadInput as fault:
@@ -213,7 +213,7 @@ def _channel_form(request: HttpRequest, team: Team, kind: str, channel: AlertCha
             if secret:
                 return render(request, "alerts/secret.html", {"section": "alerts", "channel": saved, "secret": secret})
             messages.success(request, f"The channel {saved.name} is saved. Press Test to see whether it works.")
-            return redirect("/alerts/#channels")
+            return redirect("/alerts/")
     label = AlertChannel.Kind(kind).label
     context = {"section": "alerts", "team": team, "form": form, "channel": channel, "kind": kind, "label": label}
     return render(request, "alerts/channel.html", context, status=422 if form.errors else 200)

@@ -121,7 +121,7 @@ export function startControl(base) {
     send(formOf(dialog.dataset.press));
   });
   document.addEventListener("keydown", (event) => {
-    if (!event.shiftKey || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
+    if (!event.shiftKey || box.inert || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
     if (event.key === "B" && byId("budget-menu") && data.extend.shown) {
       event.preventDefault();
       byId("budget-menu").open = true;

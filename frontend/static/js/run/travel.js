@@ -5,7 +5,7 @@ import { inPast, showPast, showPresent } from "./past.js";
 import { param, setParams } from "./url.js";
 
 const WIDTH = 1000;
-const LANES = { attempt: [4, 10], state: [2, 12], alert: [16, 26], evaluation: [16, 26], checkpoint: [16, 26], sync: [30, 36], step: [36, 44] };
+const LANES = { attempt: [3, 8], state: [1, 11], evaluation: [13, 20], checkpoint: [21, 28], sync: [30, 36], step: [37, 45], alert: [12, 45] };
 const NAMES = { step: "step", sync: "sync", evaluation: "evaluation", checkpoint: "checkpoint", state: "state", alert: "alert" };
 const JUMPS = ["evaluation", "checkpoint", "state", "alert"];
 const REFRESH_MS = 15000;
@@ -122,13 +122,15 @@ export class Travel {
     byId("travel-gone").style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
     const step = this.stepAt(this.at);
     const words = `${clock(this.at)}, ${duration(this.at - this.axis.start)} in${step === null ? "" : `, step ${step}`}`;
-    setText(byId("travel-now"), past ? words : this.axis.over ? "the end of the run" : "now");
+    setText(byId("travel-now"), past ? words : `${this.axis.over ? "the end" : "now"}, ${duration(this.at - this.axis.start)} in`);
     setAttribute(this.slider, "aria-valuemin", 0);
     setAttribute(this.slider, "aria-valuemax", Math.round(this.end - this.axis.start));
     setAttribute(this.slider, "aria-valuenow", Math.round(this.at - this.axis.start));
     setAttribute(this.slider, "aria-valuetext", past ? words : `${words}, live`);
     this.box.classList.toggle("past", past);
     document.body.classList.toggle("in-past", past);
+    // Buttons act on the present: in the past they rest.
+    byId("controls").inert = past;
     byId("travel-live").disabled = !past;
     const pill = byId("travel-pill");
     pill.hidden = !past;
