@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import lru_cache
 from typing import Any
 
 from django.conf import settings
@@ -72,6 +73,12 @@ def _team(request: HttpRequest) -> Team:
     return team
 
 
+@lru_cache(maxsize=1)
+def _presets() -> dict[str, dict[str, Any]]:
+    """Every preset as the picker shows it; resolving them all takes longer than the rest of the page. Read only."""
+    return {item["name"]: item for item in presets.describe()}
+
+
 def preset_groups(described: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The picker's groups: Headrace's own, the published designs, their variants."""
     own = [item for item in described if item["name"] not in presets.LIBRARIES and not item["variant_of"]]
@@ -83,7 +90,7 @@ def preset_groups(described: list[dict[str, Any]]) -> list[tuple[str, list[dict[
 
 def _show_form(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
     form = forms.sections(draft.values, submitted=draft.submitted, errors=draft.errors)
-    described = {item["name"]: item for item in presets.describe()}
+    described = _presets()
     base, compared = draft.base()
     known = fields_of(forms.schema())
     links = live_check.links(draft)
