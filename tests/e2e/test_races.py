@@ -170,6 +170,8 @@ def test_from_the_empty_list_to_the_report(page: Page, server: WebServer, browse
     expect(page.locator("[data-plot=heldout] .main-svg").first).to_be_visible()
     page.get_by_role("group", name="Horizontal axis of Held-out reward").get_by_role("button", name="equal samples").click()
     expect(page.locator("[data-plot=heldout]")).to_contain_text("samples trained")
+    page.reload()
+    expect(page.locator("[data-plot=train]")).to_contain_text("samples trained")
     expect(page.get_by_role("row", name="Samples a second").first).to_contain_text("4.571")
 
     with page.expect_download() as report:

@@ -15,9 +15,10 @@ from django.test.utils import CaptureQueriesContext
 
 from headrace.compare.races import progress, report_csv, selectors, services
 from headrace.compare.races.models import Race, RaceEntry
+from headrace.dispatch.capacity import cluster_here
 from headrace.experiments import lifecycle
 from headrace.experiments import services as runs
-from headrace.experiments.models import Run
+from headrace.experiments.models import Project, Run
 from headrace.experiments.problems import WrongState
 from headrace.teams.models import AuditEvent, Membership, Role, Team, User
 from headrace.teams.services import NotAllowed
@@ -241,7 +242,9 @@ def test_the_pages(browser: Client, race: Race) -> None:
     assert "Fairness checklist" in page and "has its turn later" in page and "Pause" in page
     finish_all(race)
     page = browser.get(f"/races/{race.public_id}/").content.decode()
-    assert "Held-out reward at equal wall time" in page and "±" in page and "async" in page and f"/races/{race.public_id}/pause/" not in page
+    assert (
+        "Held-out reward at equal wall time" in page and "±" in page and "async" in page and f"/races/{race.public_id}/pause/" not in page
+    )
     parts = browser.get(f"/races/{race.public_id}/?parts=1").content.decode()
     assert "race-top" in parts and "<html" not in parts
     live = browser.get(f"/races/{race.public_id}/live.json").json()
@@ -320,8 +323,6 @@ FORM = {
 
 def test_the_form_makes_a_race(browser: Client, team: Team) -> None:
     Race.unscoped.all().delete()
-    from headrace.experiments.models import Project
-
     Project.unscoped.get_or_create(team=team, slug="p", defaults={"name": "P"})
     shown = browser.post("/races/new/", FORM).content.decode()
     assert "Start the race" in shown and "Fairness checklist" in shown and not Race.unscoped.exists()
@@ -397,3 +398,21 @@ def test_the_list_reads_with_a_fixed_number_of_queries(browser: Client, team: Te
     with CaptureQueriesContext(connection) as five:
         browser.get("/races/")
     assert len(five) == len(one)
+
+
+def test_the_admin_shows_races_and_leads_to_their_pages(client: Client, race: Race, member: Callable[..., User]) -> None:
+    client.force_login(member(None, is_staff=True, is_superuser=True))
+    assert f"/races/{race.public_id}/" in client.get("/admin/compare/race/").content.decode()
+    assert client.get(f"/admin/compare/race/{race.pk}/change/").status_code == 200
+    assert client.get("/admin/compare/race/add/").status_code == 403
+
+
+def test_money_ends_entries_where_there_is_a_price(browser: Client, race: Race) -> None:
+    cluster = cluster_here()
+    cluster.price_per_device_hour, cluster.currency = 2, "EUR"
+    cluster.save()
+    text = browser.post("/races/preview/", {**FORM, "stop_kind": "cost", "stop_value": "1"}).content.decode()
+    assert "By the cluster’s price that is 600 s" in text.replace("&#x27;", "’") and "4.00 EUR" in text
+    finish_all(race)
+    rows = {row["key"]: row for row in browser.get(f"/races/{race.public_id}/results.json").json()["rows"]}
+    assert rows["cost"]["cells"]["sync"]["mean"] == pytest.approx(3 * 20 / 3600 * 2) and rows["cost"]["unit"] == "EUR"

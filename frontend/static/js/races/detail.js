@@ -97,15 +97,24 @@ async function refresh() {
   if (ended) location.reload(); // the buttons of a race that has ended are others
 }
 
-for (const group of document.querySelectorAll("[data-axis-of]")) {
-  group.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-axis]");
-    if (!button) return;
-    axes.set(group.dataset.axisOf, button.dataset.axis);
-    for (const one of group.querySelectorAll("[data-axis]")) one.setAttribute("aria-pressed", String(one === button));
+// One axis for both charts; it is part of the address, so that a link shows the same.
+function choose(axis) {
+  for (const group of document.querySelectorAll("[data-axis-of]")) {
+    axes.set(group.dataset.axisOf, axis);
+    for (const one of group.querySelectorAll("[data-axis]")) one.setAttribute("aria-pressed", String(one.dataset.axis === axis));
     draw(group.dataset.axisOf);
-  });
+  }
 }
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-axis-of] [data-axis]");
+  if (!button) return;
+  const url = new URL(location.href);
+  if (button.dataset.axis === "samples") url.searchParams.set("x", "samples");
+  else url.searchParams.delete("x");
+  history.replaceState(null, "", url);
+  choose(button.dataset.axis);
+});
+if (new URLSearchParams(location.search).get("x") === "samples") choose("samples");
 document.addEventListener("themechange", drawAll);
 window.addEventListener("load", () => fetchResults().catch((error) => console.warn("The results could not be read:", error.message)));
 setInterval(() => {

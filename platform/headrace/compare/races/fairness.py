@@ -78,7 +78,9 @@ def shown(value: Any) -> str:
         return "none"
     if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
         return ", ".join(map(str, value)) or "none"
-    if isinstance(value, bool | dict | list):
+    if isinstance(value, list):
+        return "; ".join(", ".join(f"{key} {shown(part)}" for key, part in item.items() if part is not None) for item in value)
+    if isinstance(value, bool | dict):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -221,8 +223,9 @@ def _placement(spec: RaceSpec, at_once: int) -> Check:
         text = "One after another on the same machines; every seed begins with another contender, so that none is always first."
         return Check("placement", "Placement", "same", text)
     chosen = "as chosen" if spec.at_once else "as they fit"
+    timed = spec.stop.kind in ("wall_s", "cost")
     text = f"{at_once} side by side, {chosen}. On shared cores they slow one another, and whoever runs beside a light one gains."
-    return Check("placement", "Placement", "warn" if spec.at_once else "note", text)
+    return Check("placement", "Placement", "warn" if spec.at_once or timed else "note", text)
 
 
 def _learning(other: Sequence[Row]) -> Check:
