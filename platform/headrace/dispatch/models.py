@@ -1,5 +1,9 @@
 """Where runs are sent, how long their traces are kept, and who reconciles."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from django.db import models
 
 from headrace.identifiers import WithPublicId
@@ -21,6 +25,9 @@ class Cluster(WithPublicId):
     currency = models.CharField(max_length=3, default="EUR", help_text="Three letters, as ISO 4217 writes it.")
     last_seen_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
+
+    if TYPE_CHECKING:
+        team_id: int | None
 
     unscoped = UnscopedManager["Cluster"]()
     objects = TeamScopedManager["Cluster"]()
@@ -44,6 +51,9 @@ class TeamQuota(models.Model):
     most_queued = models.PositiveIntegerField(null=True, blank=True)
     device_hours_month = models.DecimalField(max_digits=12, decimal_places=2, null=True, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
+
+    if TYPE_CHECKING:
+        team_id: int
 
     unscoped = UnscopedManager["TeamQuota"]()
     objects = TeamScopedManager["TeamQuota"]()

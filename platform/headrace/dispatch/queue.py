@@ -124,9 +124,12 @@ def ends_at(run_id: int) -> datetime | None:
         return None
     step, total = data.get("step"), data.get("steps_total")
     wall = (data.get("time") or {}).get("wall_s") if isinstance(data.get("time"), dict) else None
-    if not all(isinstance(value, int | float) and value > 0 for value in (step, total, wall)):
+    numbers = [float(value) for value in (step, total, wall) if isinstance(value, int | float) and value > 0]
+    if len(numbers) < 3:
         return None
-    return latest.updated_at + timedelta(seconds=min(float(wall) / float(step) * max(0.0, float(total) - float(step)), 3.2e7))
+    done, of, seconds = numbers
+    told: datetime = latest.updated_at
+    return told + timedelta(seconds=min(seconds / done * max(0.0, of - done), 3.2e7))
 
 
 def _waiting() -> list[Waiting]:

@@ -115,9 +115,9 @@ def schedule(
     `capacities` by cluster, `quotas` by team; what is absent has no bound. `launched_ago_s`: seconds since each team's last launch.
     """
     books = _Books()
-    for item in running:
-        books.take(item.team, item.cluster, item.ask.within(capacities.get(item.cluster, Capacity())))
-        books.share[item.team] = books.share.get(item.team, 0.0) + item.ask.devices
+    for one in running:
+        books.take(one.team, one.cluster, one.ask.within(capacities.get(one.cluster, Capacity())))
+        books.share[one.team] = books.share.get(one.team, 0.0) + one.ask.devices
     queues = _queues(waiting)
     recency = {team: -(launched_ago_s or {}).get(team, float("inf")) for team in queues}
     turn = 0.0

@@ -128,7 +128,10 @@ def sections(
     }
     titled["partial"], titled["run"] = _apart(titled["run"], "partial")
     placed = {name for *_words, names in LAYOUT for name in names}
-    result = [Section(*words, tuple(titled[name] for name in names if name in titled)) for *words, names in LAYOUT]
+    result = [
+        Section(key, group, title, text, tuple(titled[name] for name in names if name in titled))
+        for key, group, title, text, names in LAYOUT
+    ]
     rest = tuple(block for name, block in titled.items() if name not in placed)
     return [*result, Section("more", WORK, "More", "Further settings.", rest)] if rest else result
 

@@ -162,6 +162,7 @@ class Run(WithPublicId, StateGuarded):
         team_id: int
         project_id: int
         config_id: int
+        forked_from_id: int | None
         attempts: RelatedManager[Attempt]
         transitions: RelatedManager[RunTransition]
 

@@ -59,7 +59,7 @@ def state_of(runs: list[Run]) -> str:
         return "succeeded"
     if RunState.SUCCEEDED in states or not states:
         return "ended"
-    return sorted(states)[0]
+    return min(str(state) for state in states)
 
 
 def _last_values(sweep: Sweep, runs: list[Run]) -> dict[tuple[int, str], tuple[float | None, int | None]]:
