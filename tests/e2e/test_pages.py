@@ -155,10 +155,11 @@ def test_the_run_page_follows_its_run_and_a_reload_shows_the_same(page: Page, se
         expect(page.locator("#log")).to_contain_text("step 3 done")
         open_tab(page, "Samples")
         expect(page.locator("#samples .completion").first).to_have_text(HOSTILE)
-        expect(page.locator("#samples .token")).to_have_count(6)
+        expect(page.locator("#samples .sample-row")).to_have_count(3)
+        expect(page.locator("#sample-detail .tk[data-at]")).to_have_count(2)
 
     shown()
-    assert page.locator("#samples img").count() == 0
+    assert page.locator("#panel-samples img").count() == 0
     page.reload()
     shown()
     open_tab(page, "Overview")
@@ -362,7 +363,7 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
         if path == f"/runs/{run}/":
             expect(page.locator("#failure")).to_be_visible()
             open_tab(page, "Samples")
-            expect(page.locator("#samples .token").first).to_be_visible()
+            expect(page.locator("#sample-detail .tk").first).to_be_visible()
         # The user menu lies over the page: it is opened on one that it hides nothing of.
         folds = "details" if path == "/nothing/" else "main details"
         page.evaluate("name => document.querySelectorAll(name).forEach(fold => { fold.open = true; })", folds)
