@@ -83,7 +83,7 @@ def train(driver: Driver, spans: bool) -> None:
     """Twelve steps of two seconds each, ended just now."""
     began = time.time() - 2 * STEPS - 1
     driver.began = began
-    driver.started()
+    driver.started(t=began)
     for step in range(1, STEPS + 1):
         t = began + 2 * step
         rows = [("trainer", "train", t - 2, t - 0.5), ("trainer", "wait_buffer_empty", t - 0.5, t), ("generator/0", "generate", t - 2, t)]
@@ -276,7 +276,7 @@ def test_the_timeline_follows_a_live_run(page: Page, server: WebServer) -> None:
     driver = Driver(server, launch(page, "lively"))
     now = time.time()
     driver.began = now - 4
-    driver.started()
+    driver.started(t=now - 4)
     driver.step(1, reward=0.1)
     driver.spans(1, ("trainer", "train", now - 4, now - 1))
     tab(page, "Timeline")

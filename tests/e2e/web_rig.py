@@ -132,11 +132,11 @@ class Driver:
         assert reply.status_code == 200, reply.text
         self.seq += len(events)
 
-    def started(self, resumed_from: dict[str, int] | None = None) -> None:
+    def started(self, resumed_from: dict[str, int] | None = None, t: float | None = None) -> None:
         """The first events of an attempt."""
         phase = {"name": "loading model", "detail": "random weights", "done": 0.5}
         data = {"config_digest": "d", "provenance": {"packages": {"torch": "2.13.0"}}, "resumed_from": resumed_from, "lanes": ["trainer"]}
-        self.post([("started", data), ("phase", phase)], 0)
+        self.post([("started", data), ("phase", phase)], 0, t)
 
     def step(self, step: int, *, reward: float, completion: str = "7", depth: int = 5, throttle: str | None = None) -> None:
         """Everything a trained step sends."""

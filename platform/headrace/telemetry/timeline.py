@@ -11,13 +11,14 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from django.db.models import Min
 from numpy.typing import NDArray
 
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry import codec
 from headrace.telemetry.columns import Rows, concatenate
 from headrace.telemetry.derive import SPAN_PREFIX
-from headrace.telemetry.models import EventBatch, LatestState, Series
+from headrace.telemetry.models import EventBatch, LatestState, Series, SeriesChunk
 from headrace.telemetry.series import Segment, segments
 
 MOST_SPANS = 4000  # more of them in the window are told as shares
@@ -38,6 +39,9 @@ def timeline(run: Run, lo: float | None = None, hi: float | None = None, *, buck
     if bounds is None:
         return {"source": "none", "mode": "shares", "lanes": {}, "edges": []}
     began, ended = bounds
+    chunks = SeriesChunk.objects.for_team(run.team_id).filter(attempt__run=run, level=0, series__name__startswith=SPAN_PREFIX)
+    # A lane may have begun before the first event was written
+    began = min(began, chunks.aggregate(first=Min("t0"))["first"] or began)
     low, high = began if lo is None else max(lo, began), ended if hi is None else min(hi, ended)
     if high <= low:
         low, high = began, ended
