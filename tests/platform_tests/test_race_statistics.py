@@ -248,10 +248,15 @@ def test_what_is_made_equal_differs_no_more() -> None:
 
 def test_the_checklist_afterwards() -> None:
     facts = {"packages": {"torch": "2.13"}, "git_commit": "abc", "model_digest": "m", "data_digest": "d", "cpu": {"count": 2}}
-    assert {check.level for check in fairness.provenance_checks({"a": facts, "b": facts})} == {"same"}
+    assert {check.level for check in fairness.provenance_checks({("a", 1): facts, ("b", 1): facts})} == {"same"}
     other = {**facts, "packages": {"torch": "2.14"}}
-    found = {check.key: check for check in fairness.provenance_checks({"a": facts, "b": other, "c": {"cpu": {"count": 2}}})}
+    found = {check.key: check for check in fairness.provenance_checks({("a", 1): facts, ("b", 1): other, ("c", 1): {"cpu": {"count": 2}}})}
     assert found["told-packages"].level == "warn" and found["told-commit"].level == "note"
+    of_seeds = {(label, seed): {**facts, "data_digest": f"d{seed}"} for label in "ab" for seed in (1, 2)}
+    assert {check.level for check in fairness.provenance_checks(of_seeds)} == {"same"}, "a seed decides the prompts"
+    of_seeds["a", 2]["data_digest"] = "other"
+    prompts = next(check for check in fairness.provenance_checks(of_seeds) if check.key == "told-data")
+    assert prompts.level == "warn" and "a, seed 2; b, seed 2" in prompts.text
     assert fairness.provenance_checks({}) == []
 
 

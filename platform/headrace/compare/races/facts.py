@@ -50,16 +50,28 @@ def _facts(team_id: int, run_pk: int, state: str, mark: int) -> Facts:
     attempts = list(Attempt.objects.for_team(team_id).filter(run=run).order_by("number"))
     latest = LatestState.objects.for_team(team_id).filter(attempt__run=run).order_by("attempt__number").last()
     columns = series.read(run, [TRAIN, HELDOUT, SAMPLES, TOKENS, LAG, PAUSE], x="time", buckets=POINTS)
-    began = attempts[0].started_at if attempts else None
-    first = [values["t"][0] for values in columns.values() if values["t"]]
-    start = began.timestamp() if began else min(first, default=0.0)
-    start = min([start, *first])
+    start = _start(attempts, latest, columns)
     told = _data(latest)
     figures = _figures(run, told, columns, series.lag_histogram(run))
     batch = _batch(run)
     curves = {"train": _curves(columns, TRAIN, start, batch), "heldout": _curves(columns, HELDOUT, start, batch)}
     provenance = attempts[-1].provenance if attempts else {}
     return Facts(curves, figures, _time(run, told), provenance)
+
+
+def _start(attempts: Sequence[Attempt], latest: LatestState | None, columns: Mapping[str, Mapping[str, Any]]) -> float:
+    """Unix seconds at which the run's clock began: the clock of its budget and its ledger, loading included.
+
+    A state event tells wall time and moment together. Of a run that was resumed, and of one without a state, the first attempt's
+    first word is taken. Never after the first point.
+    """
+    points = [values["t"][0] for values in columns.values() if values["t"]]
+    state, wall = (latest.state or {}) if latest else {}, _number((_data(latest).get("time") or {}).get("wall_s"))
+    moment = _number(state.get("t"))
+    if len(attempts) == 1 and wall is not None and moment is not None:
+        return min([moment - wall, *points])
+    began = attempts[0].started_at if attempts else None
+    return min([*([began.timestamp()] if began else []), *points], default=0.0)
 
 
 def _data(latest: LatestState | None) -> dict[str, Any]:

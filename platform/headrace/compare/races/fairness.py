@@ -115,34 +115,40 @@ def judge(
     return Fairness(labels, lead, design_rows, other, equal, checks, approximations, [item for item in hints if item[1]])
 
 
-def provenance_checks(told: Mapping[str, Mapping[str, Any]]) -> list[Check]:
-    """The checklist afterwards: what the entries themselves said they ran on, {entry: provenance}. Nothing told, nothing claimed."""
+def provenance_checks(told: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[Check]:
+    """The checklist afterwards: what entries said they ran on, {(label, seed): provenance}. Nothing told, nothing claimed."""
     if not told:
         return []
-    parts: list[tuple[str, str, Callable[[Mapping[str, Any]], Any]]] = [
-        ("packages", "Engine versions", lambda facts: facts.get("packages")),
-        ("commit", "Code", lambda facts: facts.get("git_commit")),
-        ("model", "Model weights", lambda facts: facts.get("model_digest")),
-        ("data", "Prompts", lambda facts: (facts.get("data_digest"), facts.get("template_hash"))),
-        ("hardware", "Hardware", lambda facts: {key: facts[key] for key in HARDWARE if key in facts}),
+    parts: list[tuple[str, str, Callable[[Mapping[str, Any]], Any], bool]] = [
+        ("packages", "Engine versions", lambda facts: facts.get("packages"), False),
+        ("commit", "Code", lambda facts: facts.get("git_commit"), False),
+        ("model", "Model weights", lambda facts: facts.get("model_digest"), False),
+        ("data", "Prompts", lambda facts: (facts.get("data_digest"), facts.get("template_hash")), True),
+        ("hardware", "Hardware", lambda facts: {key: facts[key] for key in HARDWARE if key in facts}, False),
     ]
-    found = []
-    for key, title, take in parts:
-        kinds: dict[str, list[str]] = {}
-        for entry, facts in told.items():
-            value = take(facts)
-            if value not in (None, {}, (None, None)):
-                kinds.setdefault(json.dumps(value, sort_keys=True, default=str), []).append(entry)
-        known = sum(map(len, kinds.values()))
-        if not kinds:
-            found.append(Check(f"told-{key}", title, "note", "Not told by any entry."))
-        elif len(kinds) > 1:
-            groups = "; ".join(", ".join(entries[:3]) + (" …" if len(entries) > 3 else "") for entries in kinds.values())
-            found.append(Check(f"told-{key}", title, "warn", f"Not the same everywhere. Alike among themselves: {groups}."))
-        else:
-            text = "The same for every entry." if known == len(told) else f"The same for the {known} of {len(told)} entries that told it."
-            found.append(Check(f"told-{key}", title, "same" if known == len(told) else "note", text))
-    return found
+    return [_told_alike(key, title, {entry: take(facts) for entry, facts in told.items()}, by_seed) for key, title, take, by_seed in parts]
+
+
+def _told_alike(key: str, title: str, values: Mapping[tuple[str, int], Any], by_seed: bool) -> Check:
+    """by_seed: what a seed decides is compared among the entries of one seed."""
+    kinds: dict[int, dict[str, list[str]]] = {}
+    for (label, seed), value in values.items():
+        if value not in (None, {}, (None, None)):
+            mine = kinds.setdefault(seed if by_seed else 0, {})
+            mine.setdefault(json.dumps(value, sort_keys=True, default=str), []).append(f"{label}, seed {seed}")
+    known = sum(len(entries) for mine in kinds.values() for entries in mine.values())
+    if not known:
+        return Check(f"told-{key}", title, "note", "Not told by any entry.")
+    unlike = [mine for mine in kinds.values() if len(mine) > 1]
+    if unlike:
+        groups = "; ".join(
+            " and ".join(entries[:3]) + (" …" if len(entries) > 3 else "") for mine in unlike[:3] for entries in mine.values()
+        )
+        return Check(f"told-{key}", title, "warn", f"Not the same everywhere. Alike among themselves: {groups}.")
+    same = "The same for every entry" + (" of a seed." if by_seed else ".")
+    if known < len(values):
+        return Check(f"told-{key}", title, "note", f"{same[:-1]} that told it: {known} of {len(values)}.")
+    return Check(f"told-{key}", title, "same", same)
 
 
 def _row(path: str, flats: Sequence[Mapping[str, Any]], titles: Callable[[str], str], lead: bool = False) -> Row:

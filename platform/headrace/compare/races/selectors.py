@@ -170,7 +170,7 @@ def result(whole: Whole) -> dict[str, Any]:
         for entry in whole.entries
         if entry.run is not None and entry.run.state in RunState.over() - {RunState.SUCCEEDED}
     ]
-    told_by = {f"{one.label}, seed {one.seed}": one.facts.provenance for one in finished if one.facts.provenance}
+    told_by = {(one.label, one.seed): one.facts.provenance for one in finished if one.facts.provenance}
     found["left_out"] = left_out
     found["labels"] = whole.labels
     found["total"] = len(whole.entries)

@@ -101,7 +101,7 @@ def rank(values: Mapping[str, Mapping[int, float]], *, higher_is_better: bool = 
     best = order[0]
     tied = [item.second for item in comparisons if item.first == best and not item.significant]
     if len(order) == 1:
-        return Ranking(order, None, [], comparisons, f"Only {best} has a result.")
+        return Ranking(order, None, [], comparisons, f"Only {best} has a result there.")
     if tied:
         return Ranking(order, None, tied, comparisons, _no_winner(best, tied, comparisons))
     beaten = "the other" if len(order) == 2 else f"all {len(order) - 1} others"
