@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.contrib.staticfiles import finders
 from django.test import Client
 
+from headrace.experiments import views
 from headrace.experiments.models import Config, Run
 from headrace.telemetry import bands, series, timeline
 from headrace.telemetry.problems import IngestProblem
@@ -183,3 +185,7 @@ def test_the_file_holds_every_point_with_its_non_finite_ones(rig: Rig, member: C
     rows = list(csv.DictReader(io.StringIO(b"".join(reply.streaming_content).decode())))
     assert [row["name"] for row in rows] == ["reward/mean"] * 2
     assert float(rows[0]["value"]) == 0.25 and rows[1]["value"].lower() == "nan" and rows[0]["step"] == "1"
+
+
+def test_every_module_that_the_page_preloads_exists() -> None:
+    assert [name for name in views.MODULES if finders.find(name) is None] == []

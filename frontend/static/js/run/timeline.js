@@ -29,8 +29,17 @@ class Timeline {
 
   update(store, touched) {
     this.ledger.draw(this.data);
-    const due = performance.now() - (this.fetchedAt || 0) > REFETCH_MS;
-    if (touched.has("load") || (due && (touched.has("spans") || touched.has("state")) && this.following())) this.fetch();
+    if (touched.has("load")) this.fetch();
+    else if ((touched.has("spans") || touched.has("state")) && this.following()) this.fetchLater();
+  }
+
+  // At most one request a period, and always one after the last news.
+  fetchLater() {
+    if (this.later) return;
+    this.later = setTimeout(() => {
+      this.later = 0;
+      if (!document.hidden) this.fetch();
+    }, Math.max(0, REFETCH_MS - (performance.now() - (this.fetchedAt || 0))));
   }
 
   // null: the whole run. {last}: its newest seconds. {from, to}: seconds since it began.
