@@ -139,7 +139,7 @@ def test_another_teams_rows_do_not_exist(team: Team, other_team: Team, member: M
 
 
 def team_owned_models() -> list[type]:
-    ours = ("teams", "experiments", "dispatch", "telemetry", "artifacts", "compare", "api")
+    ours = ("teams", "experiments", "dispatch", "telemetry", "artifacts", "compare", "alerts", "api")
     free = {"User", "Team", "ReconcilerLease", "SignIn"}
     return [model for label in ours for model in apps.get_app_config(label).get_models() if model.__name__ not in free]
 
