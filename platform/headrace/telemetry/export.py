@@ -15,12 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from django.db.models import Q
 
 from headrace.experiments.models import Attempt, Run
 from headrace.experiments.problems import BadInput
 from headrace.telemetry import codec
 from headrace.telemetry.columns import unpack
-from headrace.telemetry.derive import LAG_PREFIX
+from headrace.telemetry.derive import LAG_PREFIX, SPAN_PREFIX
 from headrace.telemetry.models import EventBatch, LogChunk, Sample, Series, SeriesChunk
 from headrace.telemetry.series import successor_starts
 from headrace.telemetry.store import read_log_lines
@@ -84,7 +85,9 @@ def _series(run: Run, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     starts = successor_starts(attempts)
     for attempt in attempts:
         found = Series.objects.for_team(run.team_id).filter(attempt=attempt).order_by("name")
-        for series in found.filter(name__in=names) if names else found.exclude(name__startswith=LAG_PREFIX):
+        for series in (
+            found.filter(name__in=names) if names else found.exclude(Q(name__startswith=LAG_PREFIX) | Q(name__startswith=SPAN_PREFIX))
+        ):
             chunks = SeriesChunk.objects.for_team(run.team_id).filter(series=series, level=0).order_by("index")
             for body in chunks.values_list("body", flat=True).iterator(chunk_size=8):
                 rows = unpack(body)
