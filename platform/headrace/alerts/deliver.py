@@ -84,7 +84,7 @@ def message_of(alert: Alert | None, purpose: str) -> dict[str, Any]:
     """What is sent: a title, a few lines, and the JSON of a webhook. Links lead back here, to the second it happened."""
     if alert is None:
         return {"title": "Headrace", "body": "The alert is gone.", "severity": "info", "payload": {"event": purpose}}
-    link = f"{settings.BASE_URL}/runs/{alert.run.public_id}/?t={alert.t:.1f}"
+    link = f"{settings.BASE_URL}/runs/{alert.run.public_id}/?t={alert.second}"
     over = purpose == Purpose.RESOLVED
     title = f"{'Resolved: ' if over else ''}{alert.rule_name}: {alert.run.name}"
     lines = [

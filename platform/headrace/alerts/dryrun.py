@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.alerts import watch
-from headrace.alerts.kinds import Collapse, NonFinite, Options, Queue, Stall, StateChange, Threshold, firings, parse
+from headrace.alerts.kinds import Collapse, NonFinite, Options, Queue, Stall, StateChange, Threshold, firings, parse, second_of
 from headrace.alerts.models import AlertRule
 from headrace.experiments.models import Attempt, Run, RunTransition
 from headrace.experiments.states import RunState
@@ -25,6 +25,11 @@ class Would:
     t: float
     step: int | None
     words: str
+
+    @property
+    def second(self) -> str:
+        """`?t=` of the run's page."""
+        return second_of(self.t)
 
 
 def dry_run(rule: AlertRule, run: Run) -> dict[str, Any]:

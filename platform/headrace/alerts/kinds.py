@@ -226,6 +226,11 @@ def title_of(metric: str) -> str:
     return known.title if known else metric
 
 
+def second_of(t: float) -> str:
+    """An instant as the time bar's `?t=` takes it, rounded up: what happened then is on the page."""
+    return f"{math.ceil(t * 10) / 10:.1f}"
+
+
 def describe(kind: str, given: dict[str, Any]) -> str:
     """One sentence that says when a rule fires."""
     options = parse(kind, given)

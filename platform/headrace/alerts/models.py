@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from headrace.alerts.kinds import second_of
 from headrace.experiments.models import Run
 from headrace.identifiers import WithPublicId
 from headrace.teams.models import Team
@@ -125,6 +126,11 @@ class Alert(WithPublicId):
 
     def __str__(self) -> str:
         return self.title
+
+    @property
+    def second(self) -> str:
+        """`?t=` of the run's page."""
+        return second_of(self.t)
 
 
 class AlertDelivery(models.Model):

@@ -19,6 +19,9 @@ const said = {
   alert: (mark) => `alert: ${mark[1]}`,
 };
 
+// Rounded up: what happened at this very moment is in it.
+const upTo = (t, digits) => (Math.ceil(t * 10 ** digits) / 10 ** digits).toFixed(digits);
+
 export class Travel {
   // changed() draws every panel again.
   constructor({ base, view, get, changed }) {
@@ -146,7 +149,7 @@ export class Travel {
     this.wanted = Math.min(this.end, Math.max(this.axis.start, t));
     this.drawPlace();
     clearTimeout(this.linking);
-    this.linking = setTimeout(() => setParams({ t: this.wanted === null ? null : this.wanted.toFixed(1) }), 300);
+    this.linking = setTimeout(() => setParams({ t: this.wanted === null ? null : upTo(this.wanted, 1) }), 300);
     this.ask();
   }
 
@@ -156,7 +159,7 @@ export class Travel {
     try {
       while (this.wanted !== null && this.shown !== this.wanted) {
         const t = this.wanted;
-        const then = await this.get(`then.json?t=${t.toFixed(3)}`);
+        const then = await this.get(`then.json?t=${upTo(t, 3)}`);
         this.shown = t;
         if (this.wanted === null) break;
         showPast(this.view, then, this.axis.attempts.map((row) => row.start));

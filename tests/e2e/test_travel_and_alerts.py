@@ -1,0 +1,294 @@
+"""Run control, time travel and alerts in a real browser: pressed, dragged, typed, tried. A breach of the CSP fails each test."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+
+pytestmark = pytest.mark.e2e
+AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+class Hook(ThreadingHTTPServer):
+    """Takes webhooks."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Take)
+        self.got: list[dict[str, Any]] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Take(BaseHTTPRequestHandler):
+    server: Hook
+
+    def do_POST(self) -> None:
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Silent."""
+
+
+class Teller(Driver):
+    """A driver whose clock can be set."""
+
+    clock: float | None = None
+
+    def post(self, events: list[tuple[str, dict[str, Any]]], step: int, t: float | None = None) -> None:
+        super().post(events, step, self.clock if t is None else t)
+
+    def ten_minutes(self) -> float:
+        """20 steps, one every 30 s, that end now. Returns when it began."""
+        began = time.time() - 610
+        self.clock = self.began = began
+        self.started()
+        for step in range(1, 21):
+            self.clock = began + 30 * step
+            self.step(step, reward=0.2 + 0.03 * step if step < 15 else 0.1, completion=f"answer {step}", depth=step % 7)
+            if step % 5 == 0:
+                score = {"version": step, "n": 32, "mean": 0.3, "stderr": 0.02, "seconds": 2}
+                saved = {"path": f"/x/step-{step:06d}", "step": step, "version": step, "bytes": 1000}
+                self.post([("evaluation", score), ("checkpoint", saved)], step)
+        self.clock = None
+        return began
+
+
+@pytest.fixture(scope="module")
+def hook() -> Iterator[Hook]:
+    server = Hook()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, hook: Hook) -> Iterator[WebServer]:
+    web = WebServer(tmp_path_factory.mktemp("web"))
+    web.env["HEADRACE_ALERT_HOSTS"] = f"127.0.0.1:{hook.server_port}"
+    web.manage("migrate", "--verbosity", "0")
+    web.start()
+    try:
+        yield web
+    finally:
+        web.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def signed_in(server: WebServer, browser: Browser) -> str:
+    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
+    assert link
+    page = browser.new_context().new_page()
+    page.goto(link.group(0))
+    page.get_by_label("E-mail").fill("ada@example.org")
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
+    page.get_by_label("Password again").fill(PASSWORD)
+    page.get_by_role("button", name="Create my account").click()
+    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+    kept = server.data / "session.json"
+    page.context.storage_state(path=kept)
+    return str(kept)
+
+
+@pytest.fixture
+def page(server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
+    context = browser.new_context(storage_state=signed_in, base_url=server.url, viewport={"width": 1280, "height": 900})
+    context.add_init_script(WATCH)
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    refused = "the server responded with a status of 4"  # what a refused press leaves in the console
+    opened.on("console", lambda line: problems.append(line.text) if line.type == "error" and refused not in line.text else None)
+    yield opened
+    problems += opened.evaluate("window.breaches")
+    context.close()
+    assert problems == []
+
+
+def launch(page: Page, server: WebServer, name: str) -> Teller:
+    page.goto("/runs/new/")
+    page.get_by_label("Name of the run").first.fill(name)
+    page.get_by_role("button", name="Review").click()
+    page.get_by_role("button", name="Launch").click()
+    page.wait_for_url(re.compile(r"/runs/[a-z2-7]{12}/"))
+    found = re.search(r"/runs/([a-z2-7]{12})/", page.url)
+    assert found
+    return Teller(server, found.group(1))
+
+
+def becomes(page: Page, expression: str, seconds: float = 10.0) -> None:
+    """Waits until it is true. The page's policy forbids what Playwright's own waiting would do."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expression}"
+        page.wait_for_timeout(100)
+
+
+def check(page: Page) -> None:
+    """axe in both themes and no sideways scrolling on a phone."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.evaluate(AXE.read_text())
+        found = page.evaluate("rules => axe.run(document, {runOnly: rules}).then(r => r.violations)", AXE_RULES)
+        words = [f"{one['id']}: {one['nodes'][0]['html'][:160]} {one['nodes'][0]['failureSummary'][:200]}" for one in found]
+        assert words == [], scheme
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    becomes(page, "document.documentElement.scrollWidth <= innerWidth")  # charts follow a moment later
+    page.set_viewport_size(size)
+
+
+def test_any_second_of_a_run_is_shown_and_left_again(page: Page, server: WebServer) -> None:
+    driver = launch(page, server, "travelled")
+    began = driver.ten_minutes()
+    page.goto(f"/runs/{driver.run}/")
+    bar = page.locator("#travel-axis")
+    expect(bar).to_be_visible()
+    expect(page.locator('[data-vital="step"]')).to_contain_text("20")
+    edge = bar.bounding_box()
+    assert edge
+    share = (8 * 30 + 15) / (time.time() - began)
+    page.mouse.move(edge["x"] + edge["width"] - 2, edge["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + edge["width"] * share, edge["y"] + 20, steps=4)
+    page.mouse.up()
+    expect(page.locator("#travel-pill")).to_contain_text("The run as it was at")
+    expect(page.locator('[data-vital="step"]')).to_contain_text("8")
+    expect(page.locator("#sample-ledger")).to_contain_text("512")
+    expect(page.locator("#evaluations tbody tr")).to_have_count(1)
+    expect(bar).to_have_attribute("aria-valuetext", re.compile(r"4 min \d\d s in, step 8$"))
+    ends = "document.querySelector('[data-chart] .js-plotly-plot, [data-plot].js-plotly-plot').data[0].x.at(-1)"
+    becomes(page, f"{ends} < 9")
+    expect(page.locator("#controls")).to_have_attribute("inert", "")
+    page.wait_for_url(re.compile(r"[?&]t=\d+\.\d"))
+    driver.step(21, reward=0.1)
+    page.wait_for_timeout(400)
+    expect(page.locator('[data-vital="step"]')).to_contain_text("8")
+    check(page)
+
+    page.reload()
+    expect(page.locator('[data-vital="step"]')).to_contain_text("8")
+    bar.focus()
+    page.keyboard.press("Shift+ArrowRight")
+    expect(page.locator('[data-vital="step"]')).to_contain_text("9")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#travel-now")).to_contain_text("step 10")
+    page.locator("#travel-speed").select_option("60")
+    bar.focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#travel-play")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#travel-now")).to_contain_text(re.compile("step 1[23456]"))
+    page.keyboard.press("Space")
+    page.keyboard.press("Home")
+    expect(page.locator('[data-vital="reward"]')).to_contain_text("no data yet")
+    page.get_by_role("tab", name="Logs").click()
+    expect(page.locator("#panel-logs")).not_to_contain_text("step 1 done")
+    page.keyboard.press("Escape")
+    expect(page.locator("#travel-pill")).to_be_hidden()
+    expect(page.locator('[data-vital="step"]')).to_contain_text("21")
+    assert "t=" not in page.url
+
+
+def test_controls_are_pressed_followed_and_refused_in_words(page: Page, server: WebServer) -> None:
+    driver = launch(page, server, "steered")
+    driver.started()
+    driver.step(1, reward=0.1)
+    expect(page.locator("#flow")).to_contain_text("48 of 64 slots busy")
+    said = page.locator("#control-said")
+    page.get_by_role("button", name="Pause").click()
+    expect(said).to_contain_text("pause: waiting for the end of step 2")
+    page.keyboard.press("Shift+C")
+    expect(said).to_contain_text("checkpoint: waiting for the end of step 2")
+    driver.step(2, reward=0.1)
+    driver.post([("checkpoint", {"path": "c", "step": 2, "version": 2, "bytes": 5})], 2)
+    driver.post([("state", {"status": "paused", "step": 2, "version": 2, "steps_total": 40})], 2)
+    expect(said).to_contain_text("checkpoint of step 2 is written")
+    expect(said).to_contain_text("paused after step 2")
+    page.get_by_role("button", name="Checkpoint now").click(force=True)  # disabled, and says why when it is pressed
+    expect(page.locator("#control-problem")).to_contain_text("it is paused")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.keyboard.press("Shift+B")
+    page.get_by_label("Steps", exact=False).first.fill("1")
+    page.get_by_role("button", name="Set the budget").click()
+    expect(page.locator("#budget-menu [data-problem]")).to_contain_text("below what is done")
+    page.locator("#budget-steps").fill("90")
+    page.get_by_role("button", name="Set the budget").click()
+    expect(said).to_contain_text("budget set to 90 steps")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    check(page)
+    page.get_by_role("button", name="No, let it run").click()
+    driver.failed(3)
+    page.get_by_role("link", name="Resume…").click()
+    expect(page.get_by_text("the end of step 2")).to_be_visible()
+    expect(page.get_by_text("1 step", exact=True)).to_be_visible()
+    check(page)
+    page.get_by_role("button", name="Resume as attempt 2").click()
+    expect(page.locator("#state-chip")).to_have_text("queued")
+
+
+def test_a_rule_is_offered_tried_fires_and_is_told(page: Page, server: WebServer, hook: Hook) -> None:
+    page.goto("/alerts/")
+    expect(page.get_by_role("heading", name="Start with these")).to_be_visible()
+    check(page)
+    page.get_by_role("link", name="Signed webhook").click()
+    page.get_by_label("Name").fill(f"hook {HOSTILE}")
+    page.get_by_label("Address").fill("http://127.0.0.1:1/x")
+    page.get_by_role("button", name="Save the channel").click()
+    expect(page.locator(".errors")).to_contain_text("an administrator may allow")
+    page.get_by_label("Address").fill(f"http://127.0.0.1:{hook.server_port}/secret-path")
+    page.get_by_role("button", name="Save the channel").click()
+    expect(page.locator(".secret")).to_contain_text("hrh_")
+    page.get_by_role("button", name="Send a test message").click()
+    expect(page.locator(".message")).to_contain_text("took the test message: answered 204")
+    assert hook.got[0]["event"] == "test"
+    assert "secret-path" not in page.content()
+    page.get_by_role("button", name="Watch for these").click()
+    expect(page.locator("#rules tbody tr")).to_have_count(5)
+    check(page)
+
+    driver = launch(page, server, "alarmed")
+    driver.ten_minutes()
+    page.goto(f"/alerts/rules/new/?kind=threshold&run={driver.run}")
+    page.get_by_label("Name").fill(f"Low {HOSTILE}")
+    page.get_by_label("Metric").fill("reward/mean")
+    page.get_by_label("Value").fill("0.15")
+    page.get_by_role("button", name="Try on this run").click()
+    expect(page.locator("#tried")).to_contain_text("would have fired 1 time: at step 17")
+    check(page)
+    page.get_by_role("button", name="Save the rule").click()
+    expect(page.locator("#rules")).to_contain_text(f"Low {HOSTILE}")
+    driver.step(21, reward=0.1)
+    page.goto(f"/runs/{driver.run}/")
+    banner = page.locator("#run-alerts")
+    expect(banner).to_contain_text("Train reward is 0.1, below 0.15 for 3 points")
+    banner.get_by_role("button", name="See the run then").first.click()
+    expect(page.locator("#travel-pill")).to_be_visible()
+    page.goto("/alerts/")
+    expect(page.locator("#history tbody tr").first).to_contain_text("open")
+    expect(page.locator("#history")).to_contain_text("waiting")
+    check(page)
