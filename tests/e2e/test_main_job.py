@@ -131,7 +131,8 @@ def test_from_the_form_to_a_moving_chart_then_cancel_and_resume(page: Page, up: 
     wait_until(lambda: remains.gone(run), 10, "nothing of the run is left")
 
     stopped_at = step_shown(page)
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("link", name="Resume").click()
+    page.get_by_role("button", name="Resume as attempt 2").click()
     expect(page.locator("#state-chip")).to_have_text("running", timeout=90_000)
     wait_until(lambda: step_shown(page) > stopped_at, 90, "it goes on past the step it was cancelled at")
     summary = json.loads((up.layout.runs / run / "attempt-1" / "summary.json").read_text())

@@ -205,7 +205,8 @@ def test_a_resume_goes_on_in_the_open_page(page: Page, server: WebServer) -> Non
         driver.step(step, reward=0.1 * step)
     driver.failed(3)
     expect(page.locator("#state-chip")).to_have_text("failed")
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("link", name="Resume").click()
+    page.get_by_role("button", name="Resume as attempt 2").click()
     expect(page.locator("#state-chip")).to_have_text("queued")
     second = Driver(server, run, fence=2)
     second.started({"step": 2, "version": 2})
@@ -233,7 +234,8 @@ def test_an_earlier_attempt_is_chosen_for_log_and_provenance(page: Page, server:
     expect(page.locator("#log")).to_contain_text("step 1 done")
     expect(page.locator("#log-attempt")).to_be_hidden()
     driver.failed(1)
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("link", name="Resume").click()
+    page.get_by_role("button", name="Resume as attempt 2").click()
     second = Driver(server, run, fence=2)
     second.started({"step": 1, "version": 1})
     second.step(2, reward=0.2)
@@ -311,10 +313,10 @@ def test_a_refetch_that_fails_ends_in_a_new_connection(page: Page, server: WebSe
 
 def test_cancel_before_launch(page: Page) -> None:
     launch(page, "cancelled")
-    page.evaluate("window.confirm = () => true")
     page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Yes, cancel it").click()
     expect(page.locator("#state-chip")).to_have_text("cancelled")
-    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    expect(page.get_by_role("link", name="Resume")).to_be_visible()
 
 
 @pytest.mark.parametrize(
