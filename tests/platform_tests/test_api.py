@@ -244,3 +244,32 @@ def test_the_description_is_behind_the_login(rig: Rig) -> None:
     described = client.get("/api/v1/openapi.json").json()
     assert "/api/v1/attempts/{attempt_id}/events" in described["paths"]
     assert described["components"]["securitySchemes"]["AttemptTokenAuth"]
+
+
+def test_pages_leave_out_nothing_that_was_made_in_the_same_instant_and_keep_an_order_that_is_asked_for(rig: Rig) -> None:
+    headers = as_token(rig)
+    bodies = [{"name": f"r{i}", "config": CONFIG, "set": [f"seed={i}"], "idempotency_key": f"k{i}"} for i in (3, 1, 4, 2, 5)]
+    made = [post("/runs", body, headers).json()["id"] for body in bodies]
+    Run.unscoped.filter(public_id__in=made).update(created_at=timezone.now())
+    for query in ("preset:demo", "preset:demo sort:seed", "preset:demo sort:-seed"):
+        told: list[dict[str, Any]] = []
+        before = ""
+        for _ in range(9):
+            page = Client().get("/api/v1/runs", {"before": before, "limit": 2, "query": query}, headers=headers).json()
+            told, before = told + page["runs"], page["next"]
+            if before is None:
+                break
+        assert {row["id"] for row in told} >= set(made) and len(told) == len({row["id"] for row in told}), query
+        seeds = [row["seed"] for row in told if row["id"] in made]
+        assert "sort" not in query or seeds == sorted(seeds, reverse="-seed" in query)
+    for wrong in ("@-1", "@x", "tomorrow"):
+        query = "sort:seed" if wrong.startswith("@") else ""
+        assert Client().get("/api/v1/runs", {"before": wrong, "query": query}, headers=headers).status_code == 400
+
+
+def test_extending_one_limit_leaves_the_other(rig: Rig) -> None:
+    headers = as_token(rig)
+    run = post("/runs", {"name": "long", "config": CONFIG, "idempotency_key": "k"}, headers).json()
+    assert post(f"/runs/{run['id']}/extend", {"wall_s": 7200}, headers).json()["control"]["wall_s"] == 7200
+    control = post(f"/runs/{run['id']}/extend", {"steps": 9}, headers).json()["control"]
+    assert (control["steps"], control["wall_s"]) == (9, 7200)

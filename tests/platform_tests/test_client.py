@@ -350,3 +350,27 @@ def test_a_reading_token_starts_nothing_either(rig: Rig) -> None:
             with pytest.raises(ApiError) as refused:
                 act()
             assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(("error", "sent"), [(httpx.ReadTimeout, 1), (httpx.RemoteProtocolError, 1), (httpx.ConnectError, network.RETRIES)])
+def test_what_would_act_twice_is_not_sent_again_once_it_may_have_arrived(
+    error: type[httpx.TransportError], sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
+    asked: list[str] = []
+
+    def lost(request: httpx.Request) -> httpx.Response:
+        asked.append(request.method)
+        raise error("lost")
+
+    with Client(SERVER, "hra_x", transport=httpx.MockTransport(lost)) as client:
+        acts = (lambda: client.act("a", "checkpoint"), lambda: client.ask("a", ["1+1"]), lambda: client.delete("a"))
+        for act in acts:
+            asked.clear()
+            with pytest.raises(ApiError):
+                act()
+            assert len(asked) == sent
+        asked.clear()
+        with pytest.raises(ApiError):
+            client.launch("mine")
+        assert len(asked) == network.RETRIES, "it carries a key"

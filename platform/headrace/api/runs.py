@@ -7,12 +7,14 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from headrace.api.callers import caller_in_team, caller_of, experiment_of, moment, named_run, project_of, run_of
+from headrace.api import cursor
+from headrace.api.callers import caller_in_team, caller_of, experiment_of, named_run, project_of, run_of
 from headrace.api.schemas import Extension, RunDetail, RunEdit, RunIn, RunPage, UploadIn, UploadOut
 from headrace.compare import where
 from headrace.compare.query import parse
 from headrace.experiments import control, services
 from headrace.experiments import selectors as runs_selectors
+from headrace.experiments.budget import budget_of
 from headrace.experiments.models import Run
 from headrace.experiments.problems import BadInput
 from headrace.experiments.states import RunState
@@ -28,7 +30,10 @@ LARGEST_PAGE = 200
 
 @router.get("", response=RunPage, summary="List runs")
 def list_runs(request: HttpRequest, state: str = "", group: str = "", query: str = "", before: str = "", limit: int = 50) -> dict[str, Any]:
-    """Runs of the caller's team that match, newest first. `query`: as in the runs table, `reward>0.6 tag:baseline`."""
+    """Runs of the caller's team that match, newest first or as the query sorts. `query`: as in the runs table, `reward>0.6 sort:-reward`.
+
+    `before`: the `next` of the page before.
+    """
     caller, team = caller_in_team(request, "run.view")
     rows = runs_selectors.runs_for(caller.user, team)
     if state:
@@ -37,15 +42,13 @@ def list_runs(request: HttpRequest, state: str = "", group: str = "", query: str
         rows = rows.filter(state=state)
     if group:
         rows = rows.filter(group=group)
-    if query:
-        rows, _ = where.apply(rows, parse(query), team=team, user=caller.user)
-    if before:
-        rows = rows.filter(created_at__lt=moment(before, "before"))
     if not 1 <= limit <= LARGEST_PAGE:
         raise BadInput("out of range", field="limit", value=limit, cure=f"1 to {LARGEST_PAGE}")
-    page = list(rows[: limit + 1])
-    more = page[limit - 1].created_at.isoformat() if len(page) > limit else None
-    return {"runs": [selectors.run_summary(run) for run in page[:limit]], "next": more}
+    parsed = parse(query)
+    if query:
+        rows, _ = where.apply(rows, parsed, team=team, user=caller.user)
+    page, more = (cursor.as_sorted if parsed.sort else cursor.newest_first)(rows, before, limit)
+    return {"runs": [selectors.run_summary(run) for run in page], "next": more}
 
 
 @router.post("", response={201: RunDetail}, summary="Start a run")
@@ -149,9 +152,15 @@ def checkpoint_run(request: HttpRequest, run_id: str) -> dict[str, Any]:
 
 @router.post("/{run_id}/extend", response=RunDetail, summary="Change the budget")
 def extend_run(request: HttpRequest, run_id: str, payload: Extension) -> dict[str, Any]:
-    """More steps or time, or fewer, but never less than what is done. A run that is over keeps it for its resume."""
+    """More steps or time, or fewer, but never less than what is done; what is not named stays.
+
+    A run that is over keeps it for its resume.
+    """
     caller = caller_of(request)
-    control.extend_budget(run_of(caller, run_id, "run.edit"), caller.user, steps=payload.steps, wall_s=payload.wall_s)
+    run = run_of(caller, run_id, "run.edit")
+    now = budget_of(run)
+    steps = now.steps if payload.steps is None else payload.steps
+    control.extend_budget(run, caller.user, steps=steps, wall_s=now.wall_s if payload.wall_s is None else payload.wall_s)
     return _fresh(request, run_id)
 
 

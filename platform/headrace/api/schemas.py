@@ -41,7 +41,7 @@ class RunEdit(Asked):
 
 
 class Extension(Asked):
-    """A new budget for a run. It may not be less than what is done."""
+    """A new budget for a run. It may not be less than what is done; what is absent stays as it is."""
 
     steps: int | None = Field(None, ge=1, le=10_000_000)
     wall_s: float | None = Field(None, gt=0, le=31_536_000)

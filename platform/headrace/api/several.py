@@ -9,7 +9,8 @@ from typing import Any
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Query, Router, Status
 
-from headrace.api.callers import caller_in_team, caller_of, moment, project_of, run_of
+from headrace.api import cursor
+from headrace.api.callers import caller_in_team, caller_of, project_of, run_of
 from headrace.api.runs import detail
 from headrace.api.schemas import RunDetail
 from headrace.api.schemas_several import (
@@ -31,7 +32,7 @@ from headrace.compare.races import plan, report, report_csv
 from headrace.compare.races import selectors as races
 from headrace.compare.races import services as race_services
 from headrace.compare.races.models import Race
-from headrace.dispatch import queue_page, queue_services
+from headrace.dispatch import queue, queue_page, queue_services
 from headrace.experiments import selectors as runs_selectors
 from headrace.experiments import sweep_reads, sweeps
 from headrace.experiments.models import Run, Sweep
@@ -52,7 +53,8 @@ def read_queue(request: HttpRequest) -> dict[str, Any]:
     """Queued runs in the order of their start, and those under way."""
     caller, team = caller_in_team(request, "run.view")
     rows = runs_selectors.runs_for(caller.user, team)
-    waiting = [{"run": selectors.run_summary(run), **queue_page.place_of(run)} for run in rows.filter(state=RunState.QUEUED)[:MOST]]
+    seen = queue.look()
+    waiting = [{"run": selectors.run_summary(run), **queue_page.place_of(run, seen)} for run in rows.filter(state=RunState.QUEUED)[:MOST]]
     under_way = rows.filter(state__in=RunState.active() - {RunState.QUEUED})[:MOST]
     return {
         "waiting": sorted(waiting, key=lambda row: row.get("place") or 0),
@@ -107,12 +109,8 @@ def cancel_sweep(request: HttpRequest, sweep_id: str) -> dict[str, Any]:
 def list_races(request: HttpRequest, before: str = "", limit: int = Query(50, ge=1, le=MOST)) -> dict[str, Any]:
     """Newest first."""
     caller, team = caller_in_team(request, "race.view")
-    rows = races.races_for(caller.user, team)
-    if before:
-        rows = rows.filter(created_at__lt=moment(before, "before"))
-    page = list(rows[: limit + 1])
-    listed = [{**row, "created": row["created"].isoformat()} for row in races.listed(page[:limit])]
-    return {"races": listed, "next": page[limit - 1].created_at.isoformat() if len(page) > limit else None}
+    page, more = cursor.newest_first(races.races_for(caller.user, team), before, limit)
+    return {"races": [{**row, "created": row["created"].isoformat()} for row in races.listed(page)], "next": more}
 
 
 @router.post("/races", response={201: RaceOut}, summary="Start a race")

@@ -144,7 +144,7 @@ class Client(Connection):
         return RaceOut.model_validate(self._post(f"/races/{race}/{action}", {}))
 
     def delete_view(self, view: str) -> None:
-        self._request("DELETE", f"/views/{view}")
+        self._request("DELETE", f"/views/{view}", once=True)
 
     def save_view(self, page: str, name: str, query: str) -> ViewOut:
         return ViewOut.model_validate(self._post("/views", {"page": page, "name": name, "query": query}))
@@ -154,13 +154,14 @@ class Client(Connection):
         return RunDetail.model_validate(self._request("PATCH", f"/runs/{run}", json=body))
 
     def delete(self, run: str) -> None:
-        self._request("DELETE", f"/runs/{run}")
+        self._request("DELETE", f"/runs/{run}", once=True)
 
     def act(self, run: str, action: str) -> RunDetail:
         """`action`: cancel, resume, pause, continue, stop or checkpoint."""
-        return RunDetail.model_validate(self._post(f"/runs/{run}/{action}", {}))
+        return RunDetail.model_validate(self._post(f"/runs/{run}/{action}", {}, once=True))
 
     def extend(self, run: str, *, steps: int | None = None, wall_s: float | None = None) -> RunDetail:
+        """What is not named stays as it is."""
         return RunDetail.model_validate(self._post(f"/runs/{run}/extend", {"steps": steps, "wall_s": wall_s}))
 
     # --- following
@@ -222,7 +223,7 @@ class Client(Connection):
     def ask(self, run: str, prompts: list[str], *, checkpoint: str | None = None, patience_s: float = 600.0, **sampling: float) -> ProbeOut:
         """The base model and a checkpoint answer the same prompts. Waits for the answers."""
         body = {"prompts": prompts, "checkpoint": checkpoint, "sampling": sampling}
-        probe, until = ProbeOut.model_validate(self._post(f"/runs/{run}/probes", body)), time.monotonic() + patience_s
+        probe, until = ProbeOut.model_validate(self._post(f"/runs/{run}/probes", body, once=True)), time.monotonic() + patience_s
         while probe.state in ("queued", "running", "stopping") and time.monotonic() < until:
             time.sleep(1.0)
             probe = ProbeOut.model_validate(self._get(f"/runs/{run}/probes/{probe.id}"))

@@ -26,6 +26,8 @@ class ApiError(HeadraceError):
 class Connection:
     """A server and a token. Reads are tried again when the network fails; a launch carries an idempotency key, so it is too.
 
+    What would act twice is sent again only where the first request cannot have arrived.
+
     Raises ApiError.
     """
 
@@ -63,16 +65,17 @@ class Connection:
     def _get(self, path: str, **params: Any) -> Any:
         return self._request("GET", path, params={name: value for name, value in params.items() if value not in (None, "")})
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._request("POST", path, json=body)
+    def _post(self, path: str, body: dict[str, Any], *, once: bool = False) -> Any:
+        return self._request("POST", path, once=once, json=body)
 
-    def _request(self, method: str, path: str, **options: Any) -> Any:
-        """Every request may be repeated: reads change nothing, launches have a key, and asking for a state twice is asking once."""
+    def _request(self, method: str, path: str, *, once: bool = False, **options: Any) -> Any:
+        """`once`: an answer that was lost is not asked for again, as a second checkpoint, probe or resume would come of it."""
         for attempt in range(RETRIES):
             try:
                 answer = self._http.request(method, path, **options)
             except httpx.TransportError as error:
-                if attempt == RETRIES - 1:
+                arrived = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                if attempt == RETRIES - 1 or (once and arrived):
                     raise _unreachable(self.server, error) from error
                 time.sleep(0.3 * 2**attempt)
                 continue
