@@ -90,7 +90,7 @@ def test_a_threshold_fires_once_resolves_and_keeps_quiet_for_its_cooldown(rig: R
     driver.tell("loss/entropy", 0.01, 0.01)
     (same,) = alerts(rig)
     assert (same.count, same.resolved_at) == (2, None), "within the cooldown it is opened again without a word"
-    Alert.unscoped.update(last_at=timezone.now() - timedelta(hours=1), resolved_at=timezone.now())
+    Alert.unscoped.update(opened_at=timezone.now() - timedelta(hours=1), resolved_at=timezone.now())
     driver.tell("loss/entropy", 0.01)
     assert len(alerts(rig)) == 2
 
@@ -146,6 +146,26 @@ def test_seconds_instead_of_points() -> None:
     depth = [2, 4, 4, 4, 1, 4, 4, 4, 4, 4, 4, 4]
     found = firings(options, [Point(float(i), 0, value) for i, value in enumerate(depth)], 0)
     assert [point.t for point, _ in found] == [10.0]
+
+
+def test_seconds_are_counted_however_many_points_they_bring(rig: Rig) -> None:
+    rule(rig, options={"metric": "buffer/depth", "side": "above", "value": 3, "seconds": 600})
+    now = time.time()
+
+    def batch(first: int, t: list[float], value: list[Any]) -> None:
+        data = {"name": "buffer/depth", "t": t, "step": [1] * len(t), "value": value}
+        ingest(rig.attempt.public_id, 1, Columns(first, [t[-1]], [1], ["points"], [data]))
+
+    times = [now - 660 + 0.05 * i for i in range(13_000)]
+    batch(2, times[:11_000], [1.0] + [4.0] * 10_999)
+    assert alerts(rig) == [], "9 minutes of 10"
+    batch(3, times[11_000:], [4.0] * 1999 + ["NaN"])
+    assert [alert.value for alert in alerts(rig)] == [4.0]
+    before = Alert.unscoped.get().last_at
+    batch(4, [now], [5.0])
+    assert Alert.unscoped.get().last_at == before and len(alerts(rig)) == 1
+    batch(5, [now + 0.1], [1.0])
+    assert alerts(rig)[0].resolved_at is not None
 
 
 def test_states_are_told_and_close_what_is_open(rig: Rig) -> None:
@@ -235,7 +255,11 @@ def test_what_is_sent_is_recorded_tried_again_and_given_up(rig: Rig, monkeypatch
     assert deliver.deliver(row.pk).state == "waiting"  # type: ignore[union-attr]
     assert deliver.deliver(row.pk) is None, "not due yet"
     AlertDelivery.unscoped.update(due_at=timezone.now(), created_at=timezone.now() - timedelta(minutes=1))
-    assert deliver.advance() == 1
+    woken: list[int] = []
+    monkeypatch.setattr(deliver, "_wake", lambda pk: not woken.append(pk))
+    assert (deliver.advance(), woken) == (0, [row.pk]), "it is a worker's: the pass does not wait for slow addresses"
+    AlertDelivery.unscoped.update(due_at=timezone.now() - timedelta(minutes=1))
+    assert deliver.advance() == 1, "no worker has taken it"
     row.refresh_from_db()
     assert (row.state, row.tries, row.words) == ("sent", 2, "answered 200")
     assert sent[0]["payload"]["event"] == "alert.fired" and sent[0]["payload"]["run"]["id"] == rig.run.public_id

@@ -26,6 +26,7 @@ DELIVER_TASK = "headrace.alerts.deliver"
 WALL_S = 20.0
 AGAIN_AFTER = (timedelta(seconds=15), timedelta(minutes=1), timedelta(minutes=5), timedelta(minutes=20))
 CLAIM_STALE_AFTER = timedelta(minutes=2)
+NO_WORKER_AFTER = timedelta(seconds=30)
 MOST_A_PASS = 20
 State = AlertDelivery.State
 Purpose = AlertDelivery.Purpose
@@ -72,12 +73,21 @@ def send_test(channel: AlertChannel, by: str) -> AlertDelivery:
 
 
 def advance(limit: int = MOST_A_PASS) -> int:
-    """Called by the reconciler: what is due and what was claimed by a worker that died. Returns how many were sent or tried."""
+    """Called by the reconciler: wakes the workers for what is due, and for what was claimed by one that died.
+
+    A slow address must not hold up the runs: only where no worker takes it is a message sent here, one a pass. Returns how many were.
+    """
     now = timezone.now()
     AlertDelivery.unscoped.filter(state=State.SENDING, due_at__lt=now - CLAIM_STALE_AFTER).update(state=State.WAITING)
     # One that is fresh belongs to the worker that is being woken for it
     due = AlertDelivery.unscoped.filter(state=State.WAITING, due_at__lte=now, created_at__lt=now - timedelta(seconds=3))
-    return sum(deliver(pk) is not None for pk in due.order_by("due_at").values_list("pk", flat=True)[:limit])
+    waiting = list(due.order_by("due_at").values_list("pk", "due_at")[:limit])
+    if not waiting:
+        return 0
+    first, since = waiting[0]
+    if since > now - NO_WORKER_AFTER and all(_wake(pk) for pk, _ in waiting):
+        return 0
+    return int(deliver(first) is not None)
 
 
 def message_of(alert: Alert | None, purpose: str) -> dict[str, Any]:
@@ -162,10 +172,12 @@ def _settle(row: AlertDelivery, outcome: dict[str, Any]) -> AlertDelivery:
     return row
 
 
-def _wake(pk: int) -> None:
+def _wake(pk: int) -> bool:
     from headrace.celery import app
 
     try:
         app.send_task(DELIVER_TASK, args=[pk], retry=False)
+        return True
     except Exception as error:  # whatever the broker's client raises: the reconciler sends what is due
         log.warning("the sender was not woken for delivery %s: %s: %s", pk, type(error).__name__, error)
+        return False

@@ -1,7 +1,7 @@
 """Opening and resolving alerts. Called by the watch (series, states) and by the reconciler's look at silence.
 
-One open alert at most for a rule and a run: firing again while it is open is nothing new. Within the cooldown after it was resolved it
-is opened again without a word; beyond it a new one is told.
+One open alert at most for a rule and a run: firing again while it is open is nothing new. Within the cooldown after it was told it is
+opened again without a word; beyond it a new one is told.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ def fire(rule: AlertRule, run: Run, found: Found) -> Alert | None:
     momentary = rule.kind in MOMENTARY
     try:
         with transaction.atomic():
-            last = Alert.objects.for_team(rule.team_id).select_for_update().filter(rule=rule, run=run).order_by("-opened_at", "-pk").first()
+            # The rule's row is the lock: of two processes that see it at once, the second finds what the first has told
+            if AlertRule.objects.for_team(rule.team_id).select_for_update().filter(pk=rule.pk).first() is None:
+                return None
+            last = Alert.objects.for_team(rule.team_id).filter(rule=rule, run=run).order_by("-opened_at", "-pk").first()
             if last is not None and last.resolved_at is None:
                 return None
-            if last is not None and rule.kind != "state" and last.last_at > now - timedelta(seconds=rule.cooldown_s):
+            if last is not None and rule.kind != "state" and last.opened_at > now - timedelta(seconds=rule.cooldown_s):
                 last.count, last.last_at = last.count + 1, now
                 last.resolved_at = now if momentary else None
                 last.save(update_fields=["count", "last_at", "resolved_at"])

@@ -199,9 +199,9 @@ def watch_for(options: Options) -> Watch:
 
 
 def points_needed(options: Options) -> int:
-    """How many points from the end of the series suffice to know whether the rule holds now."""
+    """How many points from the end of the series suffice to know whether the rule holds now; one over seconds is read by time."""
     if isinstance(options, Threshold):
-        return 4000 if options.seconds > 0 else options.points
+        return options.points
     if isinstance(options, Collapse):
         return min(20_000, options.steps + options.mean_of + 1)
     return 1

@@ -6,14 +6,16 @@ series, so several web processes, restarts and edited rules need no state of the
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from django.utils import timezone
 
 from headrace.alerts import firing
-from headrace.alerts.kinds import OVER_SERIES, NonFinite, Options, Point, StateChange, parse, points_needed, watch_for
+from headrace.alerts.kinds import OVER_SERIES, NonFinite, Options, Point, StateChange, Threshold, parse, points_needed, watch_for
 from headrace.alerts.models import Alert, AlertRule
 from headrace.experiments.models import Attempt, Run, RunTransition
 from headrace.experiments.problems import BadInput
@@ -21,6 +23,7 @@ from headrace.telemetry.columns import Rows, concatenate, unpack
 from headrace.telemetry.models import SeriesChunk
 
 KEPT_S = 5.0
+MOST_SEEN = 200  # points of one look of a rule over seconds
 OLD_NEWS_S = 900.0  # a backlog that comes after an outage tells of then; alerts speak of now
 Rule = tuple[AlertRule, Options]
 
@@ -38,13 +41,13 @@ def on_batch(attempt: Attempt, points: Mapping[str, Rows], last_t: float) -> Non
         found, looked = _look(attempt, options, points)
         if not looked:
             continue
-        if found is not None:
-            firing.fire(rule, run, found)
-            continue
         if opened is None:
             opened = firing.open_alerts(run)
-        if rule.pk in opened:
-            firing.resolve(opened[rule.pk], rule)
+        alert = opened.get(rule.pk)
+        if found is None and alert is not None:
+            firing.resolve(alert, rule)
+        elif found is not None and alert is None:  # what is open already costs a read a batch, never a write
+            firing.fire(rule, run, found)
 
 
 def on_move(run: Run, transition: RunTransition) -> None:
@@ -83,16 +86,44 @@ def forget(team_id: int) -> None:
 
 def tail(attempt: Attempt, name: str, wanted: int) -> list[Point]:
     """The last `wanted` points of a series of one attempt, oldest first."""
-    chunks = SeriesChunk.objects.for_team(attempt.team_id).filter(series__attempt=attempt, series__name=name, level=0).order_by("-index")
     parts: list[Rows] = []
     held = 0
-    for body in chunks.values_list("body", flat=True).iterator(chunk_size=16):
-        parts.append(unpack(body))
-        held += len(parts[-1])
+    for rows in _newest(attempt, name):
+        parts.append(rows)
+        held += len(rows)
         if held >= wanted:
             break
     rows = concatenate(parts[::-1])
-    rows = rows.slice(max(0, len(rows) - wanted), len(rows))
+    return _points(rows.slice(max(0, len(rows) - wanted), len(rows)))
+
+
+def stretch(attempt: Attempt, options: Threshold) -> list[Point]:
+    """What a rule over seconds has to see, however many points a second brings: the last one within its bounds and those since,
+    thinned. Reads back no further than the rule's seconds."""
+    parts: list[Rows] = []
+    for rows in _newest(attempt, options.metric):
+        beyond = rows.first > options.value if options.side == "above" else rows.first < options.value
+        within = np.flatnonzero(np.isfinite(rows.first) & ~beyond)
+        parts.append(rows.slice(int(within[-1]), len(rows)) if len(within) else rows)
+        if len(within) or parts[0].t1[-1] - rows.t0[0] > options.seconds:
+            break
+    rows = concatenate(parts[::-1])
+    rows = rows.where(np.isfinite(rows.first))
+    if len(rows) > MOST_SEEN:
+        kept = np.zeros(len(rows), dtype=bool)
+        kept[[1, *np.linspace(0, len(rows) - 1, MOST_SEEN).astype(int)]] = True
+        rows = rows.where(kept)
+    return _points(rows)
+
+
+def _newest(attempt: Attempt, name: str) -> Iterator[Rows]:
+    """Chunks of a series' points, the newest first."""
+    chunks = SeriesChunk.objects.for_team(attempt.team_id).filter(series__attempt=attempt, series__name=name, level=0).order_by("-index")
+    for body in chunks.values_list("body", flat=True).iterator(chunk_size=16):
+        yield unpack(body)
+
+
+def _points(rows: Rows) -> list[Point]:
     columns = zip(rows.t0.tolist(), rows.step0.tolist(), rows.first.tolist(), strict=True)
     return [Point(t, step, value) for t, step, value in columns]
 
@@ -114,11 +145,15 @@ def _look(attempt: Attempt, options: Options, points: Mapping[str, Rows]) -> tup
     watch = watch_for(options)
     last: Point | None = None
     holds = False
-    for point in tail(attempt, metric, points_needed(options)):
+    if isinstance(options, Threshold) and options.seconds > 0:
+        seen = stretch(attempt, options)
+    else:
+        seen = tail(attempt, metric, points_needed(options))
+    for point in seen:
         holds, last = watch.see(point), point
     if not holds or last is None:
         return None, True
-    return firing.Found(watch.words(), last.t, last.step, last.value), True
+    return firing.Found(watch.words(), last.t, last.step, last.value if math.isfinite(last.value) else None), True
 
 
 def _rules_of(team_id: int) -> list[Rule]:
