@@ -424,6 +424,12 @@ def test_a_job_without_an_answer_ends_in_words(
     probe = asked(artifact, owner)
     probing.launch(probe.public_id)
     ray["status"] = status
+    if status == ABSENT:  # a job that is just being submitted is not there yet either
+        probing.advance(lambda: None)
+        probe.refresh_from_db()
+        assert probe.state == JobState.RUNNING
+        Probe.unscoped.filter(pk=probe.pk).update(state_since=timezone.now() - probing.BEING_SUBMITTED)
+        probing._asked.clear()
     probing.advance(lambda: None)
     probe.refresh_from_db()
     assert probe.state == JobState.FAILED and probe.problem and words in probe.problem["message"] and probe.problem["cure"]

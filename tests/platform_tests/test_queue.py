@@ -71,6 +71,23 @@ class TestLaunching:
         assert len(queue.look().running) == 1
         assert not queue.claim(start(team).attempts.get())
 
+    def test_a_late_message_for_an_attempt_that_was_resumed_claims_nothing(self, team: Team, start: Start) -> None:
+        run = start(team)
+        stale = run.attempts.get()
+        services.cancel_run(run, None)
+        fresh = services.resume_run(run, None)
+        assert not queue.claim(stale) and queue.claim(fresh)
+
+    def test_a_resume_needs_a_place_in_the_queue(self, team: Team, start: Start) -> None:
+        run = start(team)
+        services.cancel_run(run, None)
+        start(team)
+        TeamQuota.objects.create(team=team, most_queued=1)
+        with pytest.raises(QuotaReached):
+            services.resume_run(run, None)
+        run.refresh_from_db()
+        assert run.state == RunState.CANCELLED and run.attempts.count() == 1
+
     def test_the_reconciler_is_handed_what_may_start_now_in_order(self, team: Team, start: Start) -> None:
         normal, urgent, young = start(team), start(team, priority=20), start(team, priority=50)
         for run in (normal, urgent):

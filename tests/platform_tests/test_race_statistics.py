@@ -323,3 +323,12 @@ def test_drawings() -> None:
     series = [{"label": "a", "x": [0, 1], "mean": [0.1, 0.4], "lo": [0.0, 0.3], "hi": [0.2, 0.5]}]
     line = drawing.chart("Reward", "s", series).lines[0]
     assert line.band.count(",") == 4 and line.points.count(",") == 2 and line.last == "0.4"
+
+
+def test_a_winner_by_its_mean_that_loses_seed_by_seed_is_none() -> None:
+    """A seed that only one contender finished lifts its mean; over the common seeds the other one is ahead."""
+    values = {"a": {1: 0.50, 2: 0.51, 3: 0.52, 4: 3.0}, "b": {1: 0.60, 2: 0.611, 3: 0.619}}
+    found = verdict.rank(values)
+    assert found is not None and found.order[0] == "a"
+    assert found.comparisons[0].significant and found.comparisons[0].difference < 0
+    assert found.winner is None and found.tied == ["b"]

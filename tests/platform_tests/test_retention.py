@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.test import Client
+from django.test import Client, TestCase
 from django.utils import timezone
 
+from headrace.artifacts.models import Export, JobState
 from headrace.dispatch import chores, keeping, remains, retention, storage
 from headrace.dispatch.models import RetentionPolicy
 from headrace.experiments import services
@@ -70,7 +71,8 @@ def left(rig: Rig) -> dict[str, int]:
 
 
 def round_of(now: Any = None) -> int:
-    return sum(retention.steps(now or timezone.now()))
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        return sum(retention.steps(now or timezone.now()))
 
 
 def test_a_policy_takes_the_old_and_keeps_the_series() -> None:
@@ -234,7 +236,7 @@ def test_usage_by_kind_and_run() -> None:
     rig, other = full_rig(), full_rig()
     use = storage.measure(rig.team)
     assert use.items == {"events": 1, "series": 1, "samples": 1, "logs": 1}
-    assert use.disk == {"checkpoints": 1000, "exports": 0, "spools": 100, "other files": 0}
+    assert use.disk == {"checkpoints": 1000, "exports": 0, "spools": 100, "other files": 0, "probes": 0}
     assert [run.public_id for run in use.runs] == [rig.run.public_id] and use.runs[0].disk == 1100
     body = EventBatch.unscoped.get(attempt=rig.attempt).body
     assert use.database["events"] == len(bytes(body))
@@ -291,3 +293,54 @@ def test_policies_are_one_a_team(team: Team, member: Member) -> None:
     policy = RetentionPolicy.objects.for_team(team).get()
     assert (policy.logs_days, policy.events_days) == (None, 20)
     assert AuditEvent.unscoped.filter(action="retention.edit").latest("pk").detail["before"]["logs"] == 5
+
+
+def test_a_checkpoint_takes_its_export_along() -> None:
+    rig = full_rig()
+    checkpoint = Artifact.unscoped.get(run=rig.run)
+    zipped = retention.run_folder(rig.run) / "exports" / "step-2.zip"
+    zipped.parent.mkdir()
+    zipped.write_bytes(b"z" * 50)
+    result = Artifact.objects.create(team=rig.team, run=rig.run, attempt=rig.attempt, kind="export", path=str(zipped), bytes=50)
+    Export.objects.create(team=rig.team, artifact=checkpoint, result=result, state=JobState.DONE)
+    RetentionPolicy.unscoped.create(team=rig.team, checkpoints_days=10)
+    assert round_of() == 1
+    assert not zipped.exists() and not Export.unscoped.exists()
+    result.refresh_from_db()
+    assert result.state == Artifact.State.DELETED
+
+
+@pytest.mark.parametrize("path", ["../../{other}/attempt-1", "{root}/{other}/attempt-1", "../../{other}"])
+def test_a_path_that_an_event_told_never_reaches_another_run(path: str, settings: Any) -> None:
+    rig, other = full_rig(), full_rig(days=1)
+    told = path.format(other=other.run.public_id, root=settings.RUNS_DIR)
+    Artifact.unscoped.filter(run=rig.run).update(path=told)
+    RetentionPolicy.unscoped.create(team=rig.team, checkpoints_days=10)
+    assert round_of() == 1
+    assert (retention.run_folder(other.run) / "attempt-1" / "checkpoints" / "step-2" / "weights.bin").exists()
+
+
+def test_what_is_forked_during_a_round_stays() -> None:
+    rig = full_rig()
+    checkpoint = Artifact.unscoped.get(run=rig.run)
+    Artifact.objects.create(team=rig.team, run=rig.run, attempt=rig.attempt, kind="checkpoint", path="checkpoints/step-1", step=1)
+    RetentionPolicy.unscoped.create(team=rig.team, checkpoints_days=10)
+    work = retention.steps(timezone.now())
+    first = next(work)
+    fork = new_rig()
+    left_over = Artifact.unscoped.get(run=rig.run, state=Artifact.State.COMPLETE)
+    Run.unscoped.filter(pk=fork.run.pk).update(forked_from=left_over)
+    assert first == 1 and sum(work) == 0
+    left_over.refresh_from_db()
+    assert left_over.state == Artifact.State.COMPLETE and checkpoint.pk
+
+
+def test_a_deleted_run_waits_for_what_was_forked_from_it() -> None:
+    rig = full_rig()
+    fork = new_rig()
+    Run.unscoped.filter(pk=fork.run.pk).update(forked_from=Artifact.unscoped.get(run=rig.run))
+    Run.unscoped.filter(pk=rig.run.pk).update(deleted_at=timezone.now() - timedelta(days=30))
+    assert round_of() == 0 and retention.run_folder(rig.run).is_dir()
+    with lifecycle_writes():
+        Run.unscoped.filter(pk=fork.run.pk).update(state=RunState.CANCELLED)
+    assert round_of() > 0 and not retention.run_folder(rig.run).exists()

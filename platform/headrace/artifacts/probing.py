@@ -32,6 +32,7 @@ RUNNING_A_TEAM = 2
 MESSAGE_LOST_AFTER = timedelta(seconds=3)
 NEVER_LAUNCHED_AFTER = timedelta(minutes=30)
 TIMEOUT = timedelta(minutes=15)
+BEING_SUBMITTED = timedelta(seconds=30)
 ASK_RAY_EVERY_S = 2.0
 PATIENCE_S = 4.0
 _asked: dict[int, float] = {}
@@ -141,6 +142,8 @@ def collect(probe: Probe) -> bool:
         status = jobs.status(probe.submission_id)
         if path.is_file() or status not in TERMINAL | {ABSENT}:
             return False
+        if status == ABSENT and timezone.now() - probe.state_since < BEING_SUBMITTED:
+            return False  # a worker has claimed it and is telling Ray now
         lines = jobs.last_lines(probe.submission_id) if status != ABSENT else []
     except RayUnreachable as error:
         log.warning("probe %s: its job's state is unknown: %s", probe.public_id, error)

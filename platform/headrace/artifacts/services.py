@@ -124,17 +124,25 @@ def delete_artifact(artifact: Artifact, user: Any) -> None:
         if locked.state == Artifact.State.DELETED:
             raise WrongState("it is deleted already", field="state", value=locked.state, cure="choose another one")
         _must_be_unused(locked)
-        gone = [path for path in (_path_of(locked),) if path is not None]
-        export = Export.objects.for_team(artifact.team_id).filter(artifact=locked).select_related("result").first()
-        if export is not None and export.result is not None:
-            gone += [path for path in (_path_of(export.result),) if path is not None]
-            Artifact.objects.for_team(artifact.team_id).filter(pk=export.result_id).update(state=Artifact.State.DELETED)
-        if export is not None:
-            export.delete()
-        locked.state = Artifact.State.DELETED
-        locked.save(update_fields=["state"])
+        mark_deleted(locked)
         audit.record("artifact.delete", user=user, team=artifact.team, obj=locked, detail={"path": name_of(locked), "bytes": locked.bytes})
-        transaction.on_commit(lambda: [_remove(path) for path in gone])
+
+
+def mark_deleted(locked: Artifact) -> None:
+    """A checkpoint and its export are deleted: the rows now, the files after the commit. Called inside a transaction, the row locked.
+
+    Only what truly lies in the run's own folder is removed, whatever path an event told.
+    """
+    gone = [_path_of(locked)]
+    export = Export.objects.for_team(locked.team_id).filter(artifact=locked).select_related("result__run", "result__attempt").first()
+    if export is not None and export.result is not None:
+        gone.append(_path_of(export.result))
+        Artifact.objects.for_team(locked.team_id).filter(pk=export.result_id).update(state=Artifact.State.DELETED)
+    if export is not None:
+        export.delete()
+    locked.state = Artifact.State.DELETED
+    locked.save(update_fields=["state"])
+    transaction.on_commit(lambda: [_remove(path) for path in gone if path is not None])
 
 
 def wake(task: str, public_id: str) -> bool:

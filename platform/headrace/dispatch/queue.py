@@ -63,6 +63,9 @@ def claim(attempt: Attempt) -> bool:
     with transaction.atomic():
         ReconcilerLease.objects.get_or_create(name=LOCK)
         ReconcilerLease.objects.select_for_update().get(name=LOCK)
+        attempt.refresh_from_db(fields=["state"])
+        if attempt.is_over or not lifecycle.is_current(attempt):  # cancelled, perhaps resumed as another attempt, since it was read
+            return False
         if attempt.run_id not in launches(look().decisions):
             return False
         try:

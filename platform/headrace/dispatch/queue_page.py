@@ -30,11 +30,13 @@ def context(user: Any, team: Team) -> dict[str, Any]:
     order = {decision.key: decision for decision in seen.decisions}
     by_key = {run.pk: run for run in waiting}
     own = [by_key[key] for key in order if key in by_key]
+    rows = usage(team, seen)
     return {
         "waiting": [_waiting_row(user, run, seen, place) for place, run in enumerate(own[:MOST_ROWS], 1)],
         "waiting_count": len(own),
         "running": [_running_row(user, run) for run in running[:MOST_ROWS]],
-        "capacity": usage(team, seen),
+        "capacity": rows,
+        "full": any(row["free"] <= 0 for row in rows if row["title"] != "GPUs"),
         "quota": quota(team, len(own), len(running)),
         "price": capacity.cluster_of(team),
         "can_order": can(user, "queue.edit", team),
@@ -42,11 +44,11 @@ def context(user: Any, team: Team) -> dict[str, Any]:
     }
 
 
-def place_of(run: Run) -> dict[str, Any]:
-    """Why a queued run waits, as its page fetches it. `waits` False: it does not wait."""
+def place_of(run: Run, seen: Look | None = None) -> dict[str, Any]:
+    """Why a queued run waits, as its page fetches it. `waits` False: it does not wait. `seen`: one look for many runs."""
     if run.state != RunState.QUEUED or run.source == Run.Source.UPLOAD:
         return {"waits": False, "state": run.state}
-    seen = queue.look()
+    seen = seen or queue.look()
     place = seen.place(run)
     if place is None:
         return {"waits": False, "state": run.state}

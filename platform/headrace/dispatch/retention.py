@@ -21,6 +21,8 @@ from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, Length
 
+from headrace.artifacts.models import ACTIVE as JOBS
+from headrace.artifacts.services import mark_deleted
 from headrace.dispatch import remains
 from headrace.dispatch.models import RetentionPolicy
 from headrace.experiments.models import Artifact, Run
@@ -140,6 +142,8 @@ def purge_deleted(now: datetime) -> Iterator[int]:
         run = Run.unscoped.select_related("team").filter(pk=pk).first()
         if run is None or not run.is_over or run.deleted_at is None or not remains.gone(run.public_id):
             continue
+        if Run.unscoped.filter(forked_from__run=pk, state__in=RunState.active()).exists():
+            continue  # one that was forked from it may have yet to read its weights
         for model in (SeriesChunk, Series, Sample, LogChunk, EventBatch):
             yield from _in_batches(model.unscoped.filter(attempt__run_id=pk), model)  # type: ignore[attr-defined]
         remove_folder(settings.RUNS_DIR / run.public_id)
@@ -180,6 +184,7 @@ def _rows(kind: str, runs: QuerySet[Run]) -> QuerySet[Any]:
         return found
     active = RunState.active()
     needed = Q(resumed_attempts__run__state__in=active) | Q(forks__state__in=active)
+    needed |= Q(probes__state__in=JOBS) | Q(export__state__in=JOBS)
     rows = Artifact.unscoped.filter(run__in=runs, kind=Artifact.Kind.CHECKPOINT, state=Artifact.State.COMPLETE)
     return rows.exclude(pk__in=Artifact.unscoped.filter(needed).values("pk"))
 
@@ -189,15 +194,14 @@ def _enforce(team: Team, kind: str, days: int, now: datetime) -> Iterator[int]:
     if kind != "checkpoints":
         yield from _in_batches(_rows(kind, runs), TABLES[kind])
         return
-    for row in list(_rows(kind, runs).select_related("attempt", "run")):
+    for pk, run_pk in list(_rows(kind, runs).values_list("pk", "run_id")):
         with transaction.atomic():
-            run = Run.unscoped.select_for_update(of=("self",)).get(pk=row.run_id)
-            still = run.is_over and not run.keep and Artifact.unscoped.filter(pk=row.pk, state=Artifact.State.COMPLETE)
-            if not still or not still.update(state=Artifact.State.DELETED):
+            Run.unscoped.select_for_update(of=("self",)).get(pk=run_pk)  # a resume of it waits, or has been seen
+            locked = Artifact.unscoped.select_for_update(of=("self",)).filter(pk=pk).select_related("run", "attempt").first()
+            # Asked again: a round takes many passes, and in the meantime somebody may have kept, resumed or forked the run
+            if locked is None or not _rows(kind, _due_runs(team, days, now)).filter(pk=pk).exists():
                 continue
-        # Marked first: nothing resumes from a folder that is going. Folders of other machines are theirs to clear.
-        if row.attempt is not None and row.attempt.cluster_id is None and row.attempt.out_dir:
-            remove_folder(Path(row.attempt.out_dir) / row.path)
+            mark_deleted(locked)  # the rows first: nothing resumes from a folder that is going
         yield 1
 
 

@@ -28,15 +28,16 @@ MOST_FILES = 200_000
 GROWTH_DAYS = 30
 WARN_SHARE = 0.10
 TABLES: dict[str, Any] = {"events": EventBatch, "series": SeriesChunk, "samples": Sample, "logs": LogChunk}
-FOLDERS = {"checkpoints": "checkpoints", "exports": "exports"}
-ON_DISK = ("checkpoints", "exports", "spools", "other files")
+FOLDERS = {"checkpoints": "checkpoints", "exports": "exports", "probes": "probes"}
+ON_DISK = ("checkpoints", "exports", "probes", "spools", "other files")
 NOTES = {
     "events": "what drivers sent; the truth behind everything else",
     "series": "what charts read; kept whatever the policy says",
     "samples": "prompts and completions, estimated",
     "logs": "log lines, compressed",
     "checkpoints": "weights and optimizer states of runs on this machine",
-    "exports": "adapters made for download",
+    "exports": "adapters made for download; each goes with its checkpoint",
+    "probes": "what models were asked, and their answers",
     "spools": "the drivers' own copies of their events",
     "other files": "specs and whatever else runs wrote",
 }

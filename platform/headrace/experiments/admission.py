@@ -68,6 +68,11 @@ def check_paths(team: Team, config: Config, forked_from: Artifact | None) -> Non
         owner = path.relative_to(home).parts[0]
         if not Run.objects.for_team(team).filter(public_id=owner, deleted_at=None).exists():
             raise BadInput("is not of a run of this team", field=field, value=value, cure="choose a checkpoint of one of this team's runs")
+    if forked_from is not None:
+        # Locked until the run is stored: retention takes no checkpoint that an active run starts from
+        held = Artifact.objects.for_team(team).select_for_update(of=("self",)).filter(pk=forked_from.pk)
+        if not held.filter(state=Artifact.State.COMPLETE).exists():
+            raise BadInput("is not there any more", field="forked_from", value=forked_from.public_id, cure="choose another checkpoint")
     if forked_from is not None and lookup(config.data, INIT_FROM) != folder_of(forked_from):
         raise BadInput("the config does not start from this checkpoint", field="forked_from", value=forked_from.public_id, cure=_CURE)
 

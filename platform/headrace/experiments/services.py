@@ -144,7 +144,10 @@ def cancel_run(run: Run, user: User | None) -> bool:
 
 
 def resume_run(run: Run, user: User | None) -> Attempt:
-    """Queue a new attempt that goes on from the last complete checkpoint, or from the start if there is none."""
+    """Queue a new attempt that goes on from the last complete checkpoint, or from the start if there is none.
+
+    Raises NotAllowed, WrongState, QuotaReached: a resumed run stands in the queue as a new one does.
+    """
     if user is not None:
         require(user, "run.resume", run)
     with transaction.atomic():
@@ -156,7 +159,9 @@ def resume_run(run: Run, user: User | None) -> Attempt:
             raise WrongState(f"a run that is {locked.state} cannot be resumed", field="state", value=locked.state, cure="cancel it first")
         spent = used_up(locked)
         if spent is not None:
-            raise WrongState(f"nothing is left to do: {spent}", field="state", value=locked.state, cure="give it more steps")
+            cure = "give it more steps" if spent.endswith("done") else "clone it with a larger budget, from its last checkpoint"
+            raise WrongState(f"nothing is left to do: {spent}", field="state", value=locked.state, cure=cure)
+        admission.check_quota(locked.team)
         checkpoint = _latest_checkpoint(locked)
         number = last.number + 1
         attempt = Attempt.unscoped.create(
@@ -203,6 +208,7 @@ def edit_run(run: Run, user: User, *, name: str | None = None, note: str | None 
 def delete_run(run: Run, user: User) -> None:
     """Put a run that is over out of sight; its tokens stop working."""
     require(user, "run.delete", run)
+    list(Attempt.unscoped.select_for_update(of=("self",)).filter(run=run).order_by("pk"))  # before the run, as everywhere
     locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
     if not locked.is_over:
         raise WrongState(f"a run that is {locked.state} cannot be deleted", field="state", value=locked.state, cure="cancel it first")

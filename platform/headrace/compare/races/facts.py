@@ -69,7 +69,7 @@ def _start(attempts: Sequence[Attempt], latest: LatestState | None, columns: Map
     state, wall = (latest.state or {}) if latest else {}, _number((_data(latest).get("time") or {}).get("wall_s"))
     moment = _number(state.get("t"))
     if len(attempts) == 1 and wall is not None and moment is not None:
-        return min([moment - wall, *points])
+        return float(min([moment - wall, *points]))
     began = attempts[0].started_at if attempts else None
     return min([*([began.timestamp()] if began else []), *points], default=0.0)
 

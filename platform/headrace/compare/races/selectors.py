@@ -51,7 +51,14 @@ def race_for(user: Any, public_id: str) -> Whole:
     """One race with its entries. Raises Race.DoesNotExist."""
     race = races_for(user).get(public_id=public_id)
     entries = RaceEntry.objects.for_team(race.team_id).filter(race=race).select_related("run", "config").order_by("place")
-    return Whole(race, plan.read(race.spec), list(entries))
+    return Whole(race, plan.read(race.spec), [_without_deleted(entry) for entry in entries])
+
+
+def _without_deleted(entry: RaceEntry) -> RaceEntry:
+    """A run that was deleted is neither shown nor counted; its entry stands as one that was left out."""
+    if entry.run is not None and entry.run.deleted_at is not None:
+        entry.run = None
+    return entry
 
 
 def state_of(race: Race, states: Counter[str]) -> str:

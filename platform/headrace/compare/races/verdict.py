@@ -99,7 +99,8 @@ def rank(values: Mapping[str, Mapping[int, float]], *, higher_is_better: bool = 
     order = sorted(there, key=lambda label: (sign * _mean(list(there[label].values())), label))
     comparisons = holm([compare(a, b, there[a], there[b]) for a, b in combinations(order, 2)])
     best = order[0]
-    tied = [item.second for item in comparisons if item.first == best and not item.significant]
+    # Where seeds are missing, the mean over all of them and the difference over the common ones may point apart: then nobody has won.
+    tied = [item.second for item in comparisons if item.first == best and not (item.significant and -sign * item.difference > 0)]
     if len(order) == 1:
         return Ranking(order, None, [], comparisons, f"Only {best} has a result there.")
     if tied:
