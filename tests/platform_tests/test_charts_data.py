@@ -13,7 +13,8 @@ from django.test import Client
 
 from headrace.experiments import views
 from headrace.experiments.models import Config, Run
-from headrace.telemetry import bands, series, timeline
+from headrace.telemetry import bands, selectors, series, timeline
+from headrace.telemetry.models import EventBatch
 from headrace.telemetry.problems import IngestProblem
 from tests.platform_tests.telemetry_rig import T0, Rig, metric, new_attempt, new_rig, push
 
@@ -93,6 +94,23 @@ def test_spans_come_back_as_they_were_and_clipped_to_the_window(rig: Rig, member
     assert part["lanes"]["trainer"]["train"] == [[T0 + 2, T0 + 3]] and part["lanes"]["generator/0"]["generate"] == [[T0 + 2, T0 + 5]]
 
 
+def test_a_span_much_longer_than_the_window_is_in_it(rig: Rig) -> None:
+    rows = [("trainer", "train", 0.0, 2.0), ("trainer", "idle", 2.0, 90.0), ("trainer", "train", 90.0, 91.0)]
+    push(rig.attempt, [spans(*rows), state(91.0)])
+    EventBatch.unscoped.update(t1=T0 + 91)
+    got = timeline.timeline(rig.run, T0 + 50, T0 + 51)
+    assert got["lanes"] == {"trainer": {"idle": [[T0 + 50, T0 + 51]]}}
+    assert timeline.timeline(rig.run, T0 + 89, T0 + 91)["lanes"]["trainer"] == {"idle": [[T0 + 89, T0 + 90]], "train": [[T0 + 90, T0 + 91]]}
+
+
+def test_lanes_outlive_their_events(rig: Rig) -> None:
+    push(rig.attempt, [spans(("trainer", "train", 0.0, 2.0), ("trainer", "idle", 2.0, 4.0))])
+    EventBatch.unscoped.all().delete()
+    got = timeline.timeline(rig.run)
+    assert (got["source"], got["began"], got["ended"]) == ("spans", T0, T0 + 2) and got["lanes"]["trainer"]["train"] == [[T0, T0 + 2]]
+    assert selectors.began(rig.run) == T0
+
+
 def test_many_spans_become_shares_that_lose_no_second(rig: Rig) -> None:
     first = 1
     generator = np.random.default_rng(3)
@@ -170,6 +188,19 @@ def test_bands_are_over_runs_that_differ_in_the_seed_alone(rig: Rig, member: Cli
     seconds = fetch(member, rig, "seeds.json?names=reward/mean&x=time").json()["bands"]["reward/mean"]
     assert seconds["x"][0] == 0.0 and seconds["x"][-1] == 6.0
     assert fetch(member, rig, "seeds.json?names=reward/mean&x=tokens").json()["bands"] == {}
+
+
+def test_time_and_tokens_of_a_band_begin_where_the_charts_do(rig: Rig) -> None:
+    twin = sibling(rig, 2)
+    loading = ("phase", {"name": "loading"})
+    for attempt in (rig.attempt, new_attempt(twin, 1, "hrw_a")):
+        push(attempt, [loading, loading, metric(1.0), metric(10.0, "samples/tokens"), metric(2.0), metric(20.0, "samples/tokens")])
+    others = bands.siblings(rig.run)
+    assert bands.read(rig.run, others, ["reward/mean"], x="time", buckets=9)["reward/mean"]["x"] == [2.0, 4.0]
+    assert bands.read(rig.run, others, ["reward/mean"], x="tokens", buckets=9)["reward/mean"]["x"] == [15.0], (
+        "the first point is before any"
+    )
+    assert selectors.snapshot(rig.run)["began"] == selectors.began(rig.run)
 
 
 def test_bands_never_reach_into_another_team(rig: Rig) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.experiments.models import Run
-from headrace.telemetry import series
+from headrace.telemetry import selectors, series
 
 MOST_RUNS = 16
 MOST_NAMES = 16
@@ -37,13 +37,13 @@ def siblings(run: Run) -> list[Run]:
 def read(run: Run, others: list[Run], names: list[str], *, x: Axis, buckets: int) -> dict[str, dict[str, Any]]:
     """{name: {x, mean, low, high, interval_low, interval_high, n}} over this run and the others; null where no run has a point.
 
-    x "time" is seconds since each run's own first point. low and high are the extremes; the interval is the 95 % interval of the mean.
+    x "time" is seconds since each run's own first event. low and high are the extremes; the interval is the 95 % interval of the mean.
     """
     wanted = [*names, *CUMULATIVE.values()]
     lines: dict[str, list[tuple[Column, Column]]] = {name: [] for name in names}
     for one in [run, *others]:
         columns = series.read(one, wanted, buckets=series.MAX_BUCKETS)
-        start = min((min(part["t"]) for part in columns.values() if part["t"]), default=0.0)
+        start = (selectors.began(one) or 0.0) if x == "time" else 0.0
         for name in names:
             line = _line(columns, name, x, start)
             if line is not None:
@@ -70,7 +70,13 @@ def _line(columns: dict[str, dict[str, Any]], name: str, x: Axis, start: float) 
         counted = columns.get(CUMULATIVE[x])
         if counted is None:
             return None
-        place = np.interp(t, counted["t"], [np.nan if item is None else item for item in counted["value"]])
+        count = np.array([np.nan if item is None else item for item in counted["value"]], dtype=np.float64)
+        good = np.isfinite(count) & ~np.array(counted["faint"], dtype=bool)
+        if not good.any():
+            return None
+        # Nothing is known of the count before it was first told
+        place = np.interp(t, np.array(counted["t"], dtype=np.float64)[good], count[good], left=np.nan)
+        kept &= np.isfinite(place)
     place, value = place[kept], value[kept]
     order = np.argsort(place, kind="stable")
     return (place[order], value[order]) if len(order) else None

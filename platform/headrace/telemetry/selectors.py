@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import Min
 from django.utils import timezone
 
 from headrace.experiments.models import Attempt, Run, RunTransition
 from headrace.experiments.states import AttemptState
 from headrace.telemetry import codec, log_lines
 from headrace.telemetry import samples as sample_reads
-from headrace.telemetry.models import EventBatch, LatestState
+from headrace.telemetry.models import EventBatch, LatestState, SeriesChunk
 from workers.contract.events import MAX_BATCH_EVENTS
 
 SILENT_AFTER_S = 15.0
@@ -86,6 +87,14 @@ def is_silent(attempt: Attempt) -> bool:
     return attempt.state == AttemptState.RUNNING and age is not None and age > SILENT_AFTER_S
 
 
+def began(run: Run) -> float | None:
+    """Unix seconds, on the driver's clock, of the run's first event: where every time axis begins. None: nothing was told."""
+    first: float | None = EventBatch.objects.for_team(run.team_id).filter(attempt__run=run, first_seq=1).aggregate(t=Min("t0"))["t"]
+    if first is None:  # retention has taken the events; what was derived of them is left
+        first = SeriesChunk.objects.for_team(run.team_id).filter(attempt__run=run, level=0).aggregate(t=Min("t0"))["t"]
+    return first
+
+
 def snapshot(run: Run) -> dict[str, Any]:
     """Everything the page shows before the first socket frame. `ingested_through` is read first: what comes later is refetched."""
     attempt = current_attempt(run)
@@ -94,6 +103,7 @@ def snapshot(run: Run) -> dict[str, Any]:
     transitions = RunTransition.objects.for_team(run.team_id).filter(run=run).order_by("at", "pk")
     return {
         "run": run_summary(run),
+        "began": began(run),
         "attempt": attempt_summary(attempt) if attempt else None,
         "attempts": [attempt_summary(row) for row in attempts],
         "state": _flat(latest.state) if latest else None,

@@ -8,23 +8,23 @@ drawn from the differences of the time ledger between its state events, and the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from django.db.models import Min
+from django.db.models import Max, Min, QuerySet
 from numpy.typing import NDArray
 
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry import codec
-from headrace.telemetry.columns import Rows, concatenate
+from headrace.telemetry.columns import Rows, concatenate, unpack
 from headrace.telemetry.derive import SPAN_PREFIX
-from headrace.telemetry.models import EventBatch, LatestState, Series, SeriesChunk
+from headrace.telemetry.models import EventBatch, LatestState, Moment, Series, SeriesChunk
 from headrace.telemetry.series import Segment, segments
 
 MOST_SPANS = 4000  # more of them in the window are told as shares
 LEDGER_POINTS = 240
 SYNCS = 200
-_SYNC_BATCHES = 400
 
 Lanes = dict[str, dict[str, Any]]
 
@@ -35,13 +35,15 @@ def timeline(run: Run, lo: float | None = None, hi: float | None = None, *, buck
     mode "spans": lanes[lane][cause] = [[began, ended], ...]; "shares": lanes[lane][cause] = seconds in each bucket between `edges`.
     source "none": nothing was told yet.
     """
-    bounds = _bounds(run)
+    chunks = SeriesChunk.objects.for_team(run.team_id).filter(attempt__run=run, level=0, series__name__startswith=SPAN_PREFIX)
+    outer = chunks.aggregate(first=Min("t0"), last=Max("t1"))
+    bounds = _bounds(run, outer["last"])
     if bounds is None:
         return {"source": "none", "mode": "shares", "lanes": {}, "edges": []}
-    began, ended = bounds
-    chunks = SeriesChunk.objects.for_team(run.team_id).filter(attempt__run=run, level=0, series__name__startswith=SPAN_PREFIX)
     # A lane may have begun before the first event was written
-    began = min(began, chunks.aggregate(first=Min("t0"))["first"] or began)
+    began, ended = bounds if outer["first"] is None else (min(bounds[0], outer["first"]), bounds[1])
+    if ended <= began:
+        return {"source": "none", "mode": "shares", "lanes": {}, "edges": []}
     low, high = began if lo is None else max(lo, began), ended if hi is None else min(hi, ended)
     if high <= low:
         low, high = began, ended
@@ -50,9 +52,13 @@ def timeline(run: Run, lo: float | None = None, hi: float | None = None, *, buck
     names = list(told.values_list("name", flat=True).distinct())
     if not names:
         return {**frame, "source": "ledger", "mode": "shares", **_from_ledger(run, low, high)}
-    # A span that began before the window may reach into it
+    # A span that began before the window may reach into it, one as long as the window or one much longer
     found = segments(run, names, "time", low - (high - low), high)
     rows = {name: (_joined(parts), max(part.level for part in parts)) for name, parts in found.items()}
+    for name, span in _reaching(chunks, low) if low > began else ():
+        part, level = rows.get(name, (span, 0))
+        if name not in rows or not ((part.t0 <= span.t0) & (part.t1 >= span.t0)).any():
+            rows[name] = (concatenate([span, part]) if name in rows else span, level)
     exact = all(level == 0 for _, level in rows.values())
     if exact and sum(len(part) for part, _ in rows.values()) <= MOST_SPANS:
         return {**frame, "source": "spans", "mode": "spans", "lanes": _spans(rows, low, high)}
@@ -73,20 +79,26 @@ def ledgers(run: Run) -> list[dict[str, Any]]:
 
 def syncs(run: Run, limit: int = SYNCS) -> list[dict[str, Any]]:
     """The newest publishes, oldest first: version, bytes, transport, payload, phases and pauses as the engine told them."""
-    found: list[dict[str, Any]] = []
-    stored = EventBatch.objects.for_team(run.team_id).filter(attempt__run=run).order_by("-attempt__number", "-first_seq")
-    for number, body, first, packing in stored.values_list("attempt__number", "body", "first_seq", "codec")[:_SYNC_BATCHES].iterator(
-        chunk_size=16
-    ):
-        mine = [event for event in codec.unpack(body, first, packing).events() if event.kind == "sync"]
-        for event in reversed(mine):
-            found.append({**event.data, "attempt": number, "seq": event.seq, "t": event.t, "step": event.step})
-            if len(found) == limit:
-                return found[::-1]
-    return found[::-1]
+    rows = Moment.objects.for_team(run.team_id).filter(attempt__run=run, kind="sync").select_related("attempt")
+    newest = rows.order_by("-attempt__number", "-seq")[:limit]
+    return [{**row.data, "attempt": row.attempt.number, "seq": row.seq, "t": row.t, "step": row.step} for row in newest][::-1]
 
 
-def _bounds(run: Run) -> tuple[float, float] | None:
+def _reaching(chunks: QuerySet[SeriesChunk], low: float) -> Iterator[tuple[str, Rows]]:
+    """(series name, one row) of the last span of each series that began before `low`, where it lasted beyond it."""
+    heads = chunks.filter(t0__lt=low).order_by("series_id", "-index").values_list("series_id", "pk")
+    newest: dict[int, int] = {}
+    for series, chunk in heads:
+        newest.setdefault(series, chunk)
+    for name, body in chunks.filter(pk__in=newest.values()).values_list("series__name", "body"):
+        rows = unpack(body)
+        place = int(np.flatnonzero(rows.t0 < low)[-1])
+        span = rows.slice(place, place + 1)
+        if _ends(span)[0] >= low:
+            yield name, span
+
+
+def _bounds(run: Run, last_span: float | None) -> tuple[float, float] | None:
     attempts = list(Attempt.objects.for_team(run.team_id).filter(run=run).order_by("number"))
     first = last = None
     for attempt in attempts:
@@ -97,9 +109,9 @@ def _bounds(run: Run) -> tuple[float, float] | None:
         tail = batches.order_by("-first_seq").values_list("t1", flat=True).first()
         first = head if first is None else min(first, head)
         last = max(tail or head, last or head)
-    if first is None or last is None or last <= first:
-        return None
-    return first, last
+    if first is None or last is None:  # retention has taken the events; what was derived of them is left
+        return None if last_span is None else (last_span, last_span)
+    return (first, last) if last > first else None
 
 
 def _joined(parts: list[Segment]) -> Rows:

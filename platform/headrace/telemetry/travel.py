@@ -18,6 +18,7 @@ from headrace.telemetry import codec, log_lines, samples, series
 from headrace.telemetry.codec import Event
 from headrace.telemetry.models import EventBatch, LatestState, Moment
 from headrace.telemetry.selectors import SNAPSHOT_LOG_LINES, SNAPSHOT_SAMPLES
+from headrace.telemetry.store import KEPT_EVALUATIONS
 
 BATCHES_BACK = 12  # a state comes every second: further back than this there is none to be found
 SYNCS_SHOWN = 20
@@ -132,7 +133,8 @@ def _syncs(attempt: Attempt, seq: int) -> list[dict[str, Any]]:
 
 def _evaluations(run: Run, t: float) -> list[dict[str, Any]]:
     rows = Moment.objects.for_team(run.team_id).filter(attempt__run=run, kind="evaluation", t__lte=t).select_related("attempt")
-    return [{**_row(row), "attempt": row.attempt.number} for row in rows.order_by("attempt__number", "seq")[:500]]
+    newest = rows.order_by("-attempt__number", "-seq")[:KEPT_EVALUATIONS]
+    return [{**_row(row), "attempt": row.attempt.number} for row in newest][::-1]
 
 
 def _transitions(run: Run) -> list[dict[str, Any]]:
