@@ -9,7 +9,7 @@ from pathlib import Path
 import django
 import pytest
 
-if "DJANGO_SETTINGS_MODULE" in os.environ:
+if "DJANGO_SETTINGS_MODULE" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
     # pytest-django has read the settings by now, from the caller's environment: the tests would run in the caller's data folder.
     pytest.exit("DJANGO_SETTINGS_MODULE is set -> unset it: the tests choose their own settings", returncode=2)
 
