@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from workers import models
 from workers.starting import Start
 
+BUILT_IN_BASE = (
+    "The base model is Headrace's built-in one, which transformers does not know by that name: the lines above find its folder where"
+    " Headrace is installed. It was made from a quantised SmolLM2-135M-Instruct, so the hub's HuggingFaceTB/SmolLM2-135M-Instruct is close"
+    " to it and not the same bits."
+)
 TITLES = {"adapter_only": "LoRA adapter", "merged": "model with its LoRA adapter merged in", "off": "model, every weight trained"}
 LOADING = {
     "adapter_only": """from peft import PeftModel
@@ -53,6 +59,7 @@ def card(start: Start) -> str:
         _scores(start.evaluations()),
         "## How to load it",
         f"```python\n{_loading(start)}\n```",
+        *([BUILT_IN_BASE] if kind == "adapter_only" and config.model.path == models.BUILT_IN else []),
         "Prompts were rendered with the model's own chat template, the system prompt above in front.",
         "## What it ran on",
         _table(_machine(known)),
@@ -100,7 +107,11 @@ def _loading(start: Start) -> str:
     words = LOADING["adapter_only" if start.config.lora.kind == "adapter_only" else "whole"]
     # Whole weights are saved as the optimizer holds them, in float32.
     dtype = "float32" if start.config.lora.kind == "off" else start.config.model.dtype
-    return words.format(base=json.dumps(start.config.model.path), dtype=dtype)
+    name = json.dumps(start.config.model.path)
+    if start.config.model.path != models.BUILT_IN:
+        return words.format(base=name, dtype=dtype)
+    found = words.format(base=f"models.locate({name})", dtype=dtype)
+    return found.replace("\n\n", "\nfrom workers import models\n\n", 1) if "models.locate" in found else found
 
 
 def _table(rows: list[tuple[str, Any]]) -> str:

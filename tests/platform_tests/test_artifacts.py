@@ -199,6 +199,16 @@ def test_a_link_out_of_the_folder_is_not_followed(artifact: Artifact, owner: Use
     )
 
 
+def test_checkpoints_the_run_itself_let_go_are_replaced_not_missing(artifact: Artifact, driver: Driver) -> None:
+    folder = Path(driver.attempt.out_dir)
+    for step in (3, 4, 5):
+        checkpoint(driver, folder, step)
+    for step in (2, 4):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:06d}")
+    told = {row["artifact"].step: (row["state"], row.get("kept")) for row in selectors.checkpoints(artifact.run)}
+    assert told == {5: ("complete", None), 4: ("missing", None), 3: ("complete", None), 2: ("replaced", 2)}
+
+
 def test_a_checkpoint_of_another_machine_says_so(artifact: Artifact, owner: User) -> None:
     shutil.rmtree(artifact.path)
     assert selectors.checkpoints(artifact.run)[0]["state"] == "missing"

@@ -256,6 +256,13 @@ class TestPages:
         assert client.get(f"/runs/{mine.public_id}/queue.json").json()["waits"] is True
         assert client.get(f"/runs/{foreign.public_id}/queue.json").status_code == 404
 
+    def test_what_a_launch_would_do_now(self, client: Client, team: Team, member: Member, start: Start) -> None:
+        client.force_login(member(team, Role.VIEWER))
+        assert "starts at once, if it fits" in client.get("/queue/").content.decode()
+        lifecycle.transition(start(team), "launching")
+        page = client.get("/queue/").content.decode()
+        assert "0 of 2 free" in page and "starts when one of those above has ended" in page
+
     def test_buttons(self, client: Client, team: Team, other_team: Team, member: Member, start: Start) -> None:
         run, foreign = start(team), start(other_team)
         client.force_login(member(team, Role.OWNER))

@@ -1,5 +1,5 @@
 // On every page: theme toggle, shortcuts, times in the reader's zone, confirmations.
-import { ago, when } from "./format.js";
+import { ago, ahead, when } from "./format.js";
 
 const root = document.documentElement;
 
@@ -22,7 +22,7 @@ export function refreshTimes(scope = document) {
   for (const node of scope.querySelectorAll("time[datetime]")) {
     const date = new Date(node.dateTime);
     node.title = when(date);
-    node.textContent = node.dataset.full === undefined ? ago(date) : when(date);
+    node.textContent = node.dataset.full !== undefined ? when(date) : node.dataset.ahead !== undefined ? ahead(date) : ago(date);
   }
 }
 
@@ -64,6 +64,28 @@ function onKey(event) {
   if (Date.now() - prefix < 1200 && jumps[event.key]) location.href = jumps[event.key];
   prefix = 0;
 }
+
+// Strips of links that scroll sideways on a narrow screen: the current one is in sight, and an edge with more behind it fades.
+function settle(strip) {
+  const here = strip.querySelector('[aria-current="page"], [aria-selected="true"]');
+  if (here && strip.scrollWidth > strip.clientWidth) {
+    strip.scrollLeft += here.getBoundingClientRect().left - strip.getBoundingClientRect().left - (strip.clientWidth - here.offsetWidth) / 2;
+  }
+  fade(strip);
+}
+
+function fade(strip) {
+  const behind = strip.scrollWidth - strip.clientWidth - strip.scrollLeft;
+  strip.dataset.more = [strip.scrollLeft > 2 && "start", behind > 2 && "end"].filter(Boolean).join(" ");
+}
+
+const strips = document.querySelectorAll(".nav, .run-tabs");
+for (const strip of strips) {
+  settle(strip);
+  strip.addEventListener("scroll", () => fade(strip), { passive: true });
+}
+addEventListener("resize", () => strips.forEach(settle));
+document.addEventListener("headrace:tab", () => strips.forEach(settle));
 
 const menu = document.getElementById("user-menu");
 document.addEventListener("keydown", onKey);

@@ -87,7 +87,21 @@ export function ago(date) {
   return date.toLocaleDateString(undefined, { dateStyle: "medium" });
 }
 
+// A time that lies ahead. One that has passed is due: estimates are not exact.
+export function ahead(date) {
+  const left = (date.getTime() - Date.now()) / 1000;
+  if (!Number.isFinite(left)) return NONE;
+  if (left < 5) return "any moment";
+  if (left < 60) return `in ${Math.ceil(left)} s`;
+  if (left < 3600) return `in ${Math.round(left / 60)} min`;
+  if (left < 86400) return `in ${Math.round(left / 360) / 10} h`;
+  return when(date);
+}
+
 // Numbers arrive as numbers or as "NaN", "Infinity", "-Infinity"; charts draw non-finite ones as gaps.
 export function decode(value) {
   return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
+
+// Plotly reads markup and entities in names: what people wrote is turned into entities first.
+export const inert = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");

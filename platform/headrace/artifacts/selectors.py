@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from django.db.models import QuerySet
@@ -28,6 +29,7 @@ def checkpoints(run: Run, limit: int = SHOWN) -> list[dict[str, Any]]:
     found = list(rows[:limit])
     exports = {row.artifact_id: row for row in Export.objects.for_team(run.team_id).filter(artifact__in=found).select_related("result")}
     listed = [_row(artifact, exports.get(artifact.pk)) for artifact in found]
+    _tell_replaced(run, listed)
     return sorted(listed, key=lambda row: row["state"] == Artifact.State.DELETED)
 
 
@@ -90,6 +92,17 @@ def _row(artifact: Artifact, export: Export | None) -> dict[str, Any]:
         "failed": export.problem if export is not None and export.state == JobState.FAILED else None,
         "card": export.card if export is not None and ready else "",
     }
+
+
+def _tell_replaced(run: Run, listed: list[dict[str, Any]]) -> None:
+    """A run deletes its own older checkpoints (checkpoint.keep_last): those are replaced, not lost."""
+    kept = run.config.data.get("checkpoint", {}).get("keep_last")
+    newer: Counter[int | None] = Counter()
+    for row in listed:  # newest first
+        attempt = row["artifact"].attempt_id
+        if row["state"] == Artifact.State.MISSING and kept and newer[attempt] >= kept:
+            row |= {"state": "replaced", "kept": kept}
+        newer[attempt] += row["artifact"].state != Artifact.State.DELETED
 
 
 def _elsewhere(artifact: Artifact) -> bool:

@@ -3,6 +3,8 @@ import { NONE, ago, clock, count, duration, fixed, seconds, short, when } from "
 import { byId, el, setText } from "./dom.js";
 
 const OVER = ["succeeded", "failed", "cancelled", "lost"];
+// The contract's largest number of steps: another bound of the budget ends such a run.
+const NO_BOUND = 10_000_000;
 export const isOver = (run) => OVER.includes(run?.state);
 
 function vital(name, value, small) {
@@ -23,8 +25,9 @@ function times(store) {
   return { start, elapsed: isOver(store.run) ? wall ?? null : Math.max(0, (store.until ?? Date.now() / 1000) - start) };
 }
 
+// Where the axis of time begins: with the run's first event, whichever attempt is shown.
 export function startOf(store) {
-  return times(store).start ?? store.series.get("reward/mean")?.t[0] ?? null;
+  return store.began ?? times(store).start ?? store.series.get("reward/mean")?.t[0] ?? null;
 }
 
 export function drawHead(store) {
@@ -35,9 +38,11 @@ export function drawHead(store) {
   setText(chip, run.state);
   const over = isOver(run);
   drawQuiet(store);
-  const total = state?.steps_total ?? run.steps_total;
+  const told = state?.steps_total ?? run.steps_total;
+  const total = told < NO_BOUND ? told : null;
   // The last state may be from before the last step's end.
   const step = state === null ? null : Math.max(state.step, store.finished?.step ?? 0);
+  byId("step-progress").hidden = !total;
   byId("step-progress").max = total || 1;
   byId("step-progress").value = step ?? 0;
   vital("step", step === null ? null : count(step), total ? `of ${count(total)}` : "");
@@ -103,7 +108,7 @@ function drawStartup(store, step) {
   const { exit_cause: refused } = store.attempt || {};
   const words = refused?.message ? `not taken yet: ${refused.message}${refused.cure ? ` (${refused.cure})` : ""}; it is tried again` : null;
   const queued = store.run.state === "queued";
-  const rows = [row(queued ? "now" : "done", "queued", (queued && words) || "waiting for a worker to take it")];
+  const rows = [row(queued ? "now" : "done", "queued", (queued && words) || (queued ? "starts by itself as soon as there is room" : "taken from the queue"))];
   if (!queued) rows.push(row(waiting ? "now" : "done", "launching", (waiting && words) || "the job is handed to the cluster"));
   store.phases.forEach((phase, index) => {
     const last = index === store.phases.length - 1;
@@ -125,7 +130,7 @@ function drawFailure(store) {
   if (key === box.dataset.shown) return;
   box.dataset.shown = key;
   setText(byId("failure-title"), store.run.state === "lost" ? "Why it is counted as lost" : "Why it failed");
-  const facts = [["Field", cause.field], ["Value", cause.value], ["Kind", cause.type], ["Retrying helps", cause.retryable === undefined ? null : cause.retryable ? "perhaps" : "no, something has to change"]];
+  const facts = [["Field", cause.field], ["Value", cause.value], ["Kind", cause.type], ["Retrying helps", cause.retryable === undefined ? null : cause.retryable ? "perhaps" : "no: something has to change"]];
   const given = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
   const lines = tail.map((line) => (typeof line === "string" ? line : `${line.t ? clock(line.t) : ""} ${line.level || ""} ${line.message || ""}`.trim()));
   byId("failure-body").replaceChildren(
@@ -155,6 +160,6 @@ export function drawDetails(store) {
     rows.length || facts.length ? el("dl", { class: "provenance" }, [...facts, ...rows].flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])) : el("p", { class: "none" }, "no data yet"));
   const moves = store.transitions.map((move) => el("tr", {}, el("td", {}, when(new Date(move.at))), el("td", {}, move.from, " → ", el("strong", {}, move.to)), el("td", {}, move.actor), el("td", {}, move.cause?.message || "–")));
   byId("history").replaceChildren(
-    moves.length ? el("div", { class: "table-wrap" }, el("table", {}, el("thead", {}, el("tr", {}, ["When", "State", "By", "Why"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, moves))) : el("p", { class: "none" }, "no data yet"));
+    moves.length ? el("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": "Changes of state" }, el("table", {}, el("thead", {}, el("tr", {}, ["When", "State", "By", "Why"].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, moves))) : el("p", { class: "none" }, "no data yet"));
 }
 
