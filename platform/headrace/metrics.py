@@ -38,7 +38,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Text exposition format 0.0.4."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     token = verify_api_token(secret.strip()) if scheme.lower() == "bearer" else None
-    if token is None or not can_with_token(token, "team.view", token.team):
+    if token is None or not can_with_token(token, "metrics.view", token.team):
         answer = JsonResponse(
             {"code": "unauthenticated", "message": "send an API token", "cure": "Authorization: Bearer <token>"}, status=401
         )

@@ -100,8 +100,12 @@ SERVESTATIC_AUTOREFRESH = DEBUG
 SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
 DATABASES = {"default": environment.database(DATA_DIR)}
+# Counters of failed sign-ins and of requests live here: more of them than an attacker can push out.
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 50_000}}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "artifacts", "compare", "alerts", "api")}
+MIGRATION_MODULES = {
+    app: f"migrations.{app}" for app in ("teams", "experiments", "dispatch", "telemetry", "artifacts", "compare", "alerts", "api")
+}
 
 AUTH_USER_MODEL = "teams.User"
 AUTHENTICATION_BACKENDS = ["headrace.teams.backends.LimitedLogin"]

@@ -8,6 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
+from headrace.api import limits
 from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
 from headrace.teams.services import NotAllowed
 from headrace.telemetry.problems import IngestProblem
@@ -27,6 +28,7 @@ def install(api: NinjaAPI) -> None:
     handlers: dict[type[Exception], Any] = {
         AuthenticationError: _unauthenticated,
         ValidationError: _invalid,
+        limits.TooMany: _too_many,
         IngestProblem: _ingest,
         HeadraceError: _headrace,
         HttpError: _http,
@@ -43,6 +45,10 @@ def problem(status: int, code: str, message: str, **named: Any) -> HttpResponse:
 
 
 def _unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
+    try:
+        limits.spend(f"address|{request.META.get('REMOTE_ADDR', '')}", limits.FAILURES_PER_ADDRESS)
+    except limits.TooMany as fault:
+        return _too_many(request, fault)
     answer = problem(401, "unauthenticated", "sign in or send a valid token", field="Authorization", cure="Authorization: Bearer <token>")
     answer.headers["WWW-Authenticate"] = "Bearer"
     return answer
@@ -58,6 +64,12 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 def _ingest(request: HttpRequest, error: IngestProblem) -> HttpResponse:
     return JsonResponse(error.body(), status=error.status)
+
+
+def _too_many(request: HttpRequest, error: limits.TooMany) -> HttpResponse:
+    answer = JsonResponse({"code": "too_many", **error.as_dict()}, status=429)
+    answer.headers["Retry-After"] = str(error.wait_s)
+    return answer
 
 
 def _headrace(request: HttpRequest, error: HeadraceError) -> HttpResponse:

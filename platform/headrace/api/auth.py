@@ -8,12 +8,13 @@ from typing import Any
 from django.http import HttpRequest
 from ninja.security import HttpBearer, SessionAuth
 
+from headrace.api import limits
 from headrace.experiments.models import Attempt
 from headrace.experiments.tokens import verify_run_token
 from headrace.teams.models import ApiToken, Team, User
 from headrace.teams.policy import can, can_with_token
 from headrace.teams.selectors import SESSION_TEAM, current_team
-from headrace.teams.services import verify_api_token
+from headrace.teams.services import NotAllowed, verify_api_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,12 @@ class ApiTokenAuth(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> Caller | None:
         found = verify_api_token(token)
-        return Caller(found.user, found) if found else None
+        if found is None:
+            return None
+        limits.spend(f"token|{found.pk}", limits.PER_CALLER)
+        if found.scope == ApiToken.Scope.METRICS:
+            raise NotAllowed("this token reads /metrics alone", field="Authorization", value=found.scope, cure="make a token that may read")
+        return Caller(found.user, found)
 
 
 class BrowserAuth(SessionAuth):
@@ -46,7 +52,10 @@ class BrowserAuth(SessionAuth):
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         user = request.user
-        return Caller(user, chosen=request.session.get(SESSION_TEAM)) if isinstance(user, User) and user.is_active else None
+        if not isinstance(user, User) or not user.is_active:
+            return None
+        limits.spend(f"user|{user.pk}", limits.PER_CALLER)
+        return Caller(user, chosen=request.session.get(SESSION_TEAM))
 
 
 class AttemptTokenAuth(HttpBearer):
@@ -54,4 +63,7 @@ class AttemptTokenAuth(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> Attempt | None:
         match = request.resolver_match
-        return verify_run_token(match.kwargs["attempt_id"], token) if match else None
+        found = verify_run_token(match.kwargs["attempt_id"], token) if match else None
+        if found is not None:
+            limits.spend(f"attempt|{found.pk}", limits.PER_ATTEMPT)
+        return found

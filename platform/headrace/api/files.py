@@ -8,6 +8,7 @@ from django.http import Http404, HttpRequest, StreamingHttpResponse
 from ninja import Router, Status
 
 from headrace.api.callers import caller_of, run_of
+from headrace.api.description import file_answer
 from headrace.api.schemas import ExportOut, ProbeIn, ProbeOut
 from headrace.artifacts import downloads, places, selectors, services
 from headrace.artifacts.models import Export, JobState, Probe
@@ -17,7 +18,7 @@ from headrace.teams.services import NotAllowed
 
 router = Router(tags=["files"])
 
-_FILE = {"responses": {200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}}}
+_FILE = file_answer("application/octet-stream", "application/zip")
 
 
 @router.post("/{run_id}/artifacts/{artifact_id}/export", response=ExportOut, summary="Make an adapter ready")

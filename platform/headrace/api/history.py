@@ -8,6 +8,7 @@ from django.http import Http404, HttpRequest, StreamingHttpResponse
 from ninja import Query, Router
 
 from headrace.api.callers import caller_of, run_of
+from headrace.api.description import file_answer
 from headrace.api.schemas import ArtifactsOut, EventsOut, ExportFormat, ExportTable, LogsOut, SamplesOut, SeriesOut
 from headrace.experiments import selectors as runs_selectors
 from headrace.experiments.models import Attempt, Run
@@ -21,6 +22,7 @@ from workers.contract.events import MAX_BATCH_EVENTS
 router = Router(tags=["history"])
 
 _BIGINT = 2**63 - 1
+_TABLE = file_answer(*(kind for _, kind in export.FORMATS.values()))
 
 
 @router.get("/{run_id}/snapshot", summary="The run at a glance")
@@ -118,9 +120,7 @@ def list_artifacts(request: HttpRequest, run_id: str) -> dict[str, Any]:
     return {"artifacts": rows}
 
 
-@router.get(
-    "/{run_id}/export", summary="A whole table as a file", openapi_extra={"responses": {200: {"content": {"application/octet-stream": {}}}}}
-)
+@router.get("/{run_id}/export", summary="A whole table as a file", openapi_extra=_TABLE)
 def export_table(
     request: HttpRequest, run_id: str, what: ExportTable = "series", format: ExportFormat = "parquet", names: str = ""
 ) -> StreamingHttpResponse:

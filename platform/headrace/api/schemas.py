@@ -205,7 +205,9 @@ class Me(BaseModel):
 
 
 class Problem(BaseModel):
-    """Every error answer."""
+    """Every error answer. Some say more: `problems` of a config, `expected` and `seq` of a batch."""
+
+    model_config = ConfigDict(extra="allow")
 
     code: str
     message: str

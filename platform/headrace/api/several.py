@@ -11,6 +11,7 @@ from ninja import Query, Router, Status
 
 from headrace.api import cursor
 from headrace.api.callers import caller_in_team, caller_of, project_of, run_of
+from headrace.api.description import file_answer
 from headrace.api.runs import detail
 from headrace.api.schemas import RunDetail
 from headrace.api.schemas_several import (
@@ -159,7 +160,7 @@ def _steer(request: HttpRequest, race_id: str, act: Callable[[Race, User], Race]
     return _race(_race_of(request, race_id))
 
 
-_FILE = {"responses": {200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}}}
+_FILE = file_answer("text/html", "text/csv")
 
 
 @router.get("/races/{race_id}/report.{form}", summary="A race's report", openapi_extra=_FILE)
@@ -182,7 +183,7 @@ def list_views(request: HttpRequest, page: str = "") -> dict[str, Any]:
 
 @router.post("/views", response={201: ViewOut}, summary="Save a view")
 def save_view(request: HttpRequest, payload: ViewIn) -> Status[dict[str, Any]]:
-    """A name for a page and its query string; the same name is written over."""
+    """A name for a page and its query string; a name of the team's is given once."""
     caller, team = caller_in_team(request, "view.create")
     found = view_services.save_view(team, caller.user, page=payload.page, name=payload.name, query=payload.query)
     return Status(201, _view(found))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from django.contrib.auth.decorators import login_not_required
 from django.urls import URLPattern, URLResolver
-from ninja import NinjaAPI
 
 from headrace.api import answers, attempts, configs, files, history, runs, several, team
 from headrace.api.auth import ApiTokenAuth, BrowserAuth
+from headrace.api.description import DescribedAPI
 
 BEHIND_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
 
-api = NinjaAPI(
+api = DescribedAPI(
     title="Headrace",
     version="1",
     description="Runs of disaggregated reinforcement learning: start them, watch them, ship their events.",

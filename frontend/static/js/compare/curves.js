@@ -1,9 +1,9 @@
 // The curves: one chart a series, a line a run, or a mean with its band a group.
-import { short } from "../format.js";
+import { inert, short } from "../format.js";
 import { el, setAttribute } from "../run/dom.js";
 import { CONFIG, color, plotly, smoothed, soft, themed } from "../run/plot.js";
 import { TITLES, change, view } from "../run/view.js";
-import { dash, field, ids, indexOf, inert, isShown, page, state, token } from "./state.js";
+import { dash, field, ids, indexOf, isShown, page, state, token } from "./state.js";
 
 const CROWDED = 8;
 const charts = new Map();

@@ -1,8 +1,8 @@
 // Any field against any other, a point a run, coloured by run or by a third field.
-import { short } from "../format.js";
+import { inert, short } from "../format.js";
 import { byId, el, setAttribute } from "../run/dom.js";
 import { CONFIG, color, plotly, themed } from "../run/plot.js";
-import { field, indexOf, inert, scaleOf, shownRuns, state, token, valueOf } from "./state.js";
+import { field, indexOf, scaleOf, shownRuns, state, token, valueOf } from "./state.js";
 
 const SYMBOLS = ["circle", "diamond", "square", "triangle-up"];
 

@@ -68,8 +68,6 @@ export function follow() {
   for (const node of document.querySelectorAll("[data-csv]")) node.href = node.dataset.csv === "series" ? `/compare/series.csv?${series}` : `/compare/results.csv?${query}`;
 }
 
-// Plotly reads markup and entities in names: what people wrote is turned into entities first.
-export const inert = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 export const token = (index) => `run-${index % 8}`;
 export const dash = (index) => DASHES[Math.floor(index / 8) % 4];

@@ -1,5 +1,6 @@
 // A race's page: what changes is fetched again while it goes on; the drawings become Plotly charts that can be read and zoomed.
 import { refreshTimes } from "../app.js";
+import { inert } from "../format.js";
 
 const data = JSON.parse(document.getElementById("race-data").textContent);
 const PERIOD = 3000;
@@ -30,7 +31,7 @@ function traces(series) {
       const edge = { x: one.x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: one.label };
       found.push({ ...edge, y: one.lo }, { ...edge, y: one.hi, fill: "tonexty", fillcolor: soft(shade, 0.14) });
     }
-    found.push({ x: one.x, y: one.mean, name: one.label, legendgroup: one.label, mode: one.x.length > 1 ? "lines" : "markers",
+    found.push({ x: one.x, y: one.mean, name: inert(one.label), legendgroup: one.label, mode: one.x.length > 1 ? "lines" : "markers",
       line: { color: shade, width: 2.2, dash: DASHES[Math.floor(index / COLORS) % DASHES.length] }, marker: { color: shade, size: 7 }, hovertemplate: "%{y:.4f}" });
   });
   return found;
