@@ -11,10 +11,10 @@ from datetime import date, datetime, timedelta
 from datetime import time as clock
 from typing import Any
 
+from django.apps import apps
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from headrace.experiments.models import Experiment, Project, Run
 from headrace.teams import audit
 from headrace.teams.forms import Filters
 from headrace.teams.models import AuditEvent, Role, Team, User
@@ -64,18 +64,35 @@ SENTENCES = {
     "experiment.edit": "{actor} changed {object}",
     "experiment.archive": "{actor} archived {object}",
     "experiment.restore": "{actor} brought {object} back",
+    "run.archive": "{actor} put {object} away",
+    "run.unarchive": "{actor} took {object} out again",
+    "run.budget": "{actor} changed the budget of {object}",
+    "run.export": "{actor} exported {object}",
+    "race.close": "{object} came to its end",
+    "race.again": "{actor} ran an entry of {object} again",
+    "channel.test": "{actor} tried {object}",
+    "queue.priority": "{actor} changed the priority of {object}",
+    "probe.create": "{actor} asked a probe of a run",
     "retention.edit": "{actor} changed how long traces are kept",
     "retention.enforce": "{actor} removed what the retention policy no longer keeps",
     "audit.export": "{actor} exported the audit trail",
     "audit.verify": "{actor} verified the audit trail",
 }
 VERBS = {"create": "made", "edit": "changed", "delete": "deleted", "start": "started", "stop": "stopped", "cancel": "cancelled"}
+VERBS |= {"pause": "paused", "resume": "resumed"}
 PLACES = {"user": "/team/", "apitoken": "/team/tokens/", "invitation": "/team/invitations/", "team": "/team/settings/"}
-NAMED: dict[str, tuple[Any, str, str]] = {
-    "run": (Run, "/runs/{}/", "the run"),
-    "project": (Project, "/team/projects/{}/", "the project"),
-    "experiment": (Experiment, "/team/projects/", "the experiment"),
+NAMED: dict[str, tuple[str, str, str]] = {
+    "run": ("experiments.Run", "/runs/{}/", "the run"),
+    "project": ("experiments.Project", "/team/projects/{}/", "the project"),
+    "experiment": ("experiments.Experiment", "/team/projects/", "the experiment"),
+    "sweep": ("experiments.Sweep", "/sweeps/{}/", "the sweep"),
+    "race": ("compare.Race", "/races/{}/", "the race"),
+    "savedview": ("compare.SavedView", "/views/{}/", "the view"),
+    "alertrule": ("alerts.AlertRule", "/alerts/rules/{}/", "the alert rule"),
+    "alertchannel": ("alerts.AlertChannel", "/alerts/channels/{}/", "the channel"),
 }
+# What is gone is named by its kind and id.
+KINDS = {"savedview": "view", "alertrule": "alert rule", "alertchannel": "channel", "apitoken": "API token"}
 
 
 @dataclass(frozen=True)
@@ -165,11 +182,12 @@ def verify(most_seconds: float = CHECK_S) -> Check:
 def _names(team: Team, rows: Sequence[AuditEvent]) -> dict[tuple[str, str], tuple[str, str]]:
     """(kind, id) -> (name, link) of what exists in this team."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
-    for kind, (model, place, word) in NAMED.items():
+    for kind, (label, place, word) in NAMED.items():
         wanted = {row.object_id for row in rows if row.object_kind == kind}
         if wanted:
+            model: Any = apps.get_model(label)
             here = model.objects.for_team(team).filter(public_id__in=wanted)
-            gone = set(here.exclude(deleted_at=None).values_list("public_id", flat=True)) if model is Run else set()
+            gone = set(here.exclude(deleted_at=None).values_list("public_id", flat=True)) if kind == "run" else set()
             for public_id, name in here.values_list("public_id", "name"):
                 found[kind, public_id] = (f"{word} “{name}”", "" if public_id in gone else place.format(public_id))
     people = {row.object_id for row in rows if row.object_kind == "user"}
@@ -184,13 +202,14 @@ def _line(row: AuditEvent, names: dict[tuple[str, str], tuple[str, str]]) -> Lin
     name, link = names.get((row.object_kind, row.object_id), ("", ""))
     if not name:
         name = str(detail.get("email") or "") if row.object_kind == "user" else ""
-        name = name or f"{row.object_kind or 'something'} {row.object_id}".strip()
+        kind = KINDS.get(row.object_kind, row.object_kind) or row.action.rpartition(".")[0].replace("_", " ") or "something"
+        name = name or f"{kind} {row.object_id}".strip()
         link = PLACES.get(row.object_kind, "") if row.object_kind != "user" else ""
     if row.action == "member.set":
         template = _member_words(detail)
     else:
-        noun, _, verb = row.action.rpartition(".")
-        template = SENTENCES.get(row.action) or f"{{actor}} {VERBS.get(verb, verb.replace('_', ' '))} {noun.replace('_', ' ')} {{object}}"
+        verb = row.action.rpartition(".")[2]
+        template = SENTENCES.get(row.action) or f"{{actor}} {VERBS.get(verb, verb.replace('_', ' '))} {{object}}"
     words = {key: str(value) for key, value in detail.items()}
     words = {"email": "an unknown account", "of": "somebody", **words, "actor": actor, "who": words.get("email") or "anybody with the link"}
     words["role"] = Role(words["role"]).label.lower() if words.get("role") in Role.values else words.get("role", "")
