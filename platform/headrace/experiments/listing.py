@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.compare import fields
 from headrace.compare.fields import RunField
+from headrace.compare.races.plan import STEPS_WITHOUT_BOUND
 from headrace.compare.values import maker as maker
 from headrace.compare.values import values
 from headrace.experiments.models import Run
@@ -44,12 +45,18 @@ def _row(run: Run, shown: list[RunField], found: dict[str, Any], curve: dict[str
         "state": run.state,
         "tags": run.tags,
         "archived": run.archived_at is not None,
-        "steps_total": run.config.data.get("budget", {}).get("steps"),
+        "steps_total": _bound(run),
         "step": found.get("step"),
         "reward": found.get("reward"),
         "spark": sparkline(curve),
         "cells": [_cell(item, found[item.key]) for item in shown],
     }
+
+
+def _bound(run: Run) -> int | None:
+    """The steps that end the run; None where another bound of the budget does, as in a race."""
+    steps = run.config.data.get("budget", {}).get("steps")
+    return steps if isinstance(steps, int) and steps < STEPS_WITHOUT_BOUND else None
 
 
 def _cell(item: RunField, value: Any) -> dict[str, Any]:

@@ -18,13 +18,16 @@ export function barOf(parts, total, label) {
   return bar;
 }
 
+// Before the first word of a thing, as in the past of a run, nothing of later stands there.
+export const noneYet = (id) => byId(id).replaceChildren(el("p", { class: "none" }, "no data yet"));
+
 export function drawEvaluations(store) {
-  if (!store.evaluations.length) return;
+  if (!store.evaluations.length) return noneYet("evaluations");
   const number = (words) => el("td", { class: "number" }, words);
   const rows = store.evaluations.slice(-8).reverse().map((item) => el("tr", {}, number(count(item.step)), number(`v${item.version}`),
     number(`${fixed(item.mean, 3)} ± ${fixed(item.stderr, 3)}`), number(count(item.n)), number(seconds(item.seconds))));
   const heads = ["Step", "Version", "Mean ± standard error", "Prompts", "Took"].map((name) => el("th", { scope: "col", class: "number" }, name));
-  byId("evaluations").replaceChildren(el("div", { class: "table-wrap" }, el("table", { class: "time-table" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
+  return byId("evaluations").replaceChildren(el("div", { class: "table-wrap", tabindex: "0", role: "group", "aria-label": "Held-out evaluations" }, el("table", { class: "time-table" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
 }
 
 // What was dropped against what was trained: a filter that takes the long or the hard ones shows here.
@@ -47,7 +50,7 @@ function toldTable(told) {
 const PHASES = [["export_s", "export", "phase-export"], ["transfer_s", "transfer", "phase-transfer"], ["apply_s", "apply", "phase-apply"]];
 const SYNCS_SHOWN = 14;
 export function drawSyncs(syncs) {
-  if (!syncs.length) return;
+  if (!syncs.length) return noneYet("syncs");
   const shown = [...syncs].sort((a, b) => b.t - a.t).slice(0, SYNCS_SHOWN);
   const pauseOf = (sync) => Math.max(0, ...Object.values(sync.pause_s || {}));
   const longest = Math.max(1e-9, ...shown.map((sync) => Math.max(sync.latency_s || 0, PHASES.reduce((sum, [key]) => sum + (sync.phases?.[key] || 0), 0) + pauseOf(sync))));
@@ -59,12 +62,15 @@ export function drawSyncs(syncs) {
     return el("li", {}, el("strong", {}, `v${sync.version}`), bar, el("span", { class: "note" }, [`${seconds(sync.latency_s)}`, how, sync.bytes ? bytes(sync.bytes) : ""].filter(Boolean).join(" · ")));
   });
   const key = [...PHASES.map(([, name, className]) => [name, className]), ["pause of decoding", "phase-pause"]].map(([name, className]) => el("li", {}, swatch(className), name));
-  byId("syncs").replaceChildren(el("ul", { class: "lanes-legend" }, key), el("ol", { class: "syncs" }, rows));
+  return byId("syncs").replaceChildren(el("ul", { class: "lanes-legend" }, key), el("ol", { class: "syncs" }, rows));
 }
 
 export function drawSamplesLedger(store) {
   const samples = store.state?.samples;
-  if (!samples || samples.dispatched === undefined) return;
+  if (!samples || samples.dispatched === undefined) {
+    byId("sample-check").replaceChildren();
+    return noneYet("sample-ledger");
+  }
   const dropped = Object.values(samples.dropped || {}).reduce((sum, value) => sum + value, 0);
   const terms = [["trained", samples.trained], ["buffered", samples.buffered], ["in_flight", samples.in_flight], ["dropped", dropped], ["lost", samples.lost]];
   const total = terms.reduce((sum, [, value]) => sum + value, 0);
@@ -86,5 +92,5 @@ export function drawSamplesLedger(store) {
   const note = el("p", { class: "note" }, "One completion slot is one sample, counted once however often it is sent again.");
   byId("sample-ledger").replaceChildren(...[equation, bar, why, told, also, note].filter(Boolean));
   const holds = total === samples.dispatched;
-  verdict(byId("sample-check"), holds, holds ? "closes" : `${count(Math.abs(samples.dispatched - total))} unaccounted for`);
+  return verdict(byId("sample-check"), holds, holds ? "closes" : `${count(Math.abs(samples.dispatched - total))} unaccounted for`);
 }
