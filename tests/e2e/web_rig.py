@@ -104,15 +104,18 @@ class WebServer:
 
 @dataclass
 class Driver:
-    """Posts events as a run's driver does."""
+    """Posts events as a run's driver does. Without an attempt and its token it asks for those of the run's newest attempt."""
 
     server: WebServer
     run: str
+    attempt: str = ""
+    token: str = ""
     seq: int = 1
     fence: int = 1
 
     def __post_init__(self) -> None:
-        self.attempt, self.token = self.server.run_token(self.run)
+        if not self.token:
+            self.attempt, self.token = self.server.run_token(self.run)
         self.began = time.time()
 
     def post(self, events: list[tuple[str, dict[str, Any]]], step: int, t: float | None = None) -> None:
