@@ -130,7 +130,8 @@ class Batch:
 
 @dataclass(slots=True)
 class StepResult:
-    """What the trainer says of one batch. `advantages` and `logprobs` are by sample id; logprobs are the trainer's, recomputed."""
+    """What the trainer says of one batch. `advantages`, `logprobs` and `masks` are by sample id; logprobs are the trainer's, recomputed;
+    masks: of each completion token, 1 in the loss, 2 cut by the clip, 3 taken out by a correction. A sample without loss has none."""
 
     step: int
     metrics: dict[str, float]
@@ -138,6 +139,7 @@ class StepResult:
     logprobs: dict[str, list[float]]
     skipped: bool = False  # non-finite loss or gradient: no optimizer step was taken
     seconds: float = 0.0
+    masks: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
     for group, sample in chosen:
         identity = sample.rollout.id
         sample.advantage = result.advantages.get(identity)
-        _sample(parts, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity))
+        mask = result.masks.get(identity, [0] * len(sample.rollout.token_ids)) if result.masks else None
+        _sample(parts, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity), mask=mask)
 
 
 def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: float) -> None:
@@ -286,7 +287,9 @@ def _sample(
     reason: str | None = None,
     trained: int | None = None,
     logprobs: list[float] | None = None,
+    mask: list[int] | None = None,
 ) -> None:
+    """`logprobs`: the trainer's; `mask`: as in StepResult.masks, 0 where the sample had no loss. None: not known."""
     rollout = sample.rollout
     parts.emit.emit(
         "sample",
@@ -313,6 +316,7 @@ def _sample(
                 "logprobs": rollout.logprobs,
                 "versions": rollout.versions,
                 "trainer_logprobs": logprobs,
+                "mask": mask,
             },
         },
     )

@@ -224,7 +224,7 @@ class Plain:
         from workers.axes.backend.objective import Share
 
         values = dict.fromkeys(Share.__dataclass_fields__, 0)
-        return Share(**{**values, "loss": new.sum()})
+        return Share(**{**values, "loss": new.sum(), "fate": None})
 
 
 @settings(max_examples=30, deadline=None)

@@ -112,6 +112,7 @@ def test_groups_of_equal_rewards_count_but_teach_nothing(make: Any) -> None:
     assert set(result.advantages.values()) == {0.0}
     assert len(result.logprobs) == 12
     assert (result.metrics["loss/policy"], result.metrics["loss/grad_norm"], result.skipped) == (0, 0, False)
+    assert {fate for mask in result.masks.values() for fate in mask} == {1}
     assert not change(trainer, batch).any()
 
 
@@ -121,7 +122,7 @@ def test_truncated_samples_are_compared_but_masked_on_request(make: Any) -> None
     rollout = first.rollout
     first.rollout = Rollout(rollout.id, "g0", 1, rollout.token_ids, rollout.logprobs, rollout.versions, "length")
     result = make(rewards={"on_truncated": "mask"}).train(batch)
-    assert rollout.id in result.advantages and rollout.id not in result.logprobs
+    assert rollout.id in result.advantages and rollout.id not in result.logprobs and rollout.id not in result.masks
     assert rollout.id in make().train(batch).logprobs
 
 

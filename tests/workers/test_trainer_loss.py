@@ -252,6 +252,22 @@ def test_survivors_weigh_more_than_they_would(make: Any, monkeypatch: pytest.Mon
     torch.testing.assert_close(found["survivors"], found["original"] * scale, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("loss", "share", "fate"),
+    [
+        ({"corrections": [{"hi": 1.0, "action": "gate"}]}, "loss/rejected_share", 3),
+        ({"anchor": "rollout", "clip_high": 0.01, "clip_low": 0.01}, "loss/clip_share", 2),
+    ],
+)
+def test_every_token_tells_what_became_of_it(make: Any, loss: dict[str, Any], share: str, fate: int) -> None:
+    batch = make_batch()
+    result = make(loss=loss, **EXACT).train(batch)
+    lengths = {sample.rollout.id: len(sample.rollout.token_ids) for group in batch.groups for sample in group.samples}
+    assert {name: len(mask) for name, mask in result.masks.items()} == lengths
+    told = [one for mask in result.masks.values() for one in mask]
+    assert set(told) <= {1, 2, 3} and 0 < result.metrics[share] == pytest.approx(told.count(fate) / len(told))
+
+
 def test_groups_of_equal_rewards_are_pulled_too(make: Any) -> None:
     batch = make_batch()
     for group in batch.groups:

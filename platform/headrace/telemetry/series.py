@@ -18,7 +18,7 @@ from headrace.experiments.models import Attempt, Run
 from headrace.telemetry.columns import FANOUT, Rows, bucket, concatenate, empty, unpack
 from headrace.telemetry.derive import LAG_PREFIX, SPAN_PREFIX
 from headrace.telemetry.models import Series, SeriesChunk
-from workers.contract.metrics import CATALOGUE
+from workers.contract import metrics
 
 MAX_BUCKETS = 2000
 MAX_NAMES = 64
@@ -89,7 +89,7 @@ def described(run: Run) -> list[dict[str, Any]]:
     for name, count, step, value in rows.values_list("name", "count", "last_step", "last_value"):
         if name.startswith((LAG_PREFIX, SPAN_PREFIX)):
             continue
-        known = CATALOGUE.get(name)
+        known = metrics.describe(name)
         row = {
             "name": name,
             "title": known.title if known else name,

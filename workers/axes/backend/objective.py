@@ -17,6 +17,8 @@ from workers.learn.losses import TokenLoss
 from workers.learn.tensors import log_ratio, masked
 
 REJECTING = frozenset({"mask", "gate", "drop_row"})
+# A completion token in the loss; as the samples' `tokens.mask` tells it. 0 is a token without loss.
+FATES = {"trained": 1, "clipped": 2, "rejected": 3}
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,15 @@ class Known:
 class Share:
     """A micro-batch's part of an optimizer step. loss: scalar with gradient; clipped, rejected: loss tokens whose gradient the clip
     cut or removed, and those that a correction took out; from_reference: sum over loss tokens of k3 to the reference policy;
-    from_teacher: likewise of student minus teacher log-prob, or of the divergence; both 0 where the loss does not read that model."""
+    from_teacher: likewise of student minus teacher log-prob, or of the divergence; both 0 where the loss does not read that model;
+    fate: (B, T) uint8, what became of each loss token, see `FATES`."""
 
     loss: Tensor
     clipped: int
     rejected: int
     from_reference: float = 0.0
     from_teacher: float = 0.0
+    fate: Tensor | None = None
 
 
 class Objective:
@@ -91,6 +95,9 @@ class Objective:
             rejected=int(mask.sum()) - int(kept.sum()),
             from_reference=_sum_of_k3(new, known.reference, mask),
             from_teacher=_to_teacher(known, divergence, mask),
+            fate=torch.where(mask & ~kept, FATES["rejected"], torch.where(result.clipped, FATES["clipped"], FATES["trained"])).to(
+                torch.uint8
+            ),
         )
 
     def survivors(self, micro: MicroBatch, current: Tensor, known: Known) -> Tensor:

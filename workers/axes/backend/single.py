@@ -91,6 +91,7 @@ class SingleProcessTrainer:
             },
             advantages=prepared.advantages,
             logprobs={item.id: tally.logprobs[item.index].tolist() for item in items},
+            masks=tally.masks(items),
             skipped=not tally.stepped,
             seconds=time.perf_counter() - started,
         )
@@ -213,7 +214,7 @@ class SingleProcessTrainer:
                 torch.tensor([weights[item.index] for item in micro.items], dtype=torch.float64),
                 self._others.divergence(micro, seen),
             )
-            tally.add(share)
+            tally.add(micro, share)
             share.loss.backward()  # type: ignore[no-untyped-call]
             self._adapters.gather()
             loss += float(share.loss.detach())

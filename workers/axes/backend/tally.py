@@ -18,8 +18,8 @@ from workers.learn.diagnostics import masked_mean, mismatch
 
 @dataclass
 class Tally:
-    """By item index: the trainer's log-probs before the update, entropies, its choice of experts where that is kept, and other models'
-    log-probs by their name.
+    """By item index: the trainer's log-probs before the update, entropies, its choice of experts where that is kept, what became of each
+    token in the last optimizer step that read it (`objective.FATES`), and other models' log-probs by their name.
 
     clipped, rejected: loss tokens, over all optimizer steps, of `judged` ones; from_reference, from_teacher: sums over the same of the
     distance to another model; losses: of each optimizer step that was taken; stepped: what the last one said of itself.
@@ -29,6 +29,7 @@ class Tally:
     entropy: dict[int, Tensor] = field(default_factory=dict)
     others: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     routing: dict[int, Tensor] = field(default_factory=dict)
+    fate: dict[int, Tensor] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     clipped: int = 0
     rejected: int = 0
@@ -37,7 +38,7 @@ class Tally:
     from_teacher: float = 0.0
     stepped: dict[str, float] = field(default_factory=dict)
     # What each rank keeps for its own rows: put together, or added up, at the end of a batch.
-    BY_ITEM: ClassVar[tuple[str, ...]] = ("logprobs", "entropy")
+    BY_ITEM: ClassVar[tuple[str, ...]] = ("logprobs", "entropy", "fate")
     SUMMED: ClassVar[tuple[str, ...]] = ("clipped", "rejected", "from_reference", "from_teacher")
 
     def remember(self, micro: MicroBatch, flat: Tensor, entropy: Tensor) -> None:
@@ -45,12 +46,18 @@ class Tally:
         self.logprobs.update(by_item(micro, flat))
         self.entropy.update(by_item(micro, entropy))
 
-    def add(self, share: Share) -> None:
+    def add(self, micro: MicroBatch, share: Share) -> None:
         """Called after the loss of each micro-batch."""
+        if share.fate is not None:
+            self.fate.update(by_item(micro, share.fate.flatten()[micro.place].cpu()))
         self.clipped += share.clipped
         self.rejected += share.rejected
         self.from_reference += share.from_reference
         self.from_teacher += share.from_teacher
+
+    def masks(self, items: Sequence[Item]) -> dict[str, list[int]]:
+        """By sample id, for each token its fate; 1 where no step had to read it, for its advantage is 0."""
+        return {item.id: self.fate[item.index].tolist() if item.index in self.fate else [1] * len(item.tokens) for item in items}
 
     def known(self, prepared: Prepared, micro: MicroBatch) -> Known:
         """What the loss of a micro-batch that was remembered reads beside today's log-probs."""

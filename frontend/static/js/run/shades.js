@@ -74,12 +74,16 @@ function mismatch(tokens, length) {
   return tally(bins, labels, "apart", `Trainer minus engine: mean ${fixed(mean, 4)}, largest ${fixed(most, 4)} at token ${values.indexOf(most) + 1}.`);
 }
 
-const MASKS = ["trained on", "not trained on", "ratio under the lower bound", "ratio over the upper bound"];
+const MASKS = [
+  "trained on", "not trained on", "ratio under the lower bound", "ratio over the upper bound", "cut by the clip", "taken out by a correction",
+];
+const FATES = { 2: 4, 3: 5 }; // the trainer's own word, where it was kept
 
 export function maskOf(tokens, index, context) {
   const column = tokens.mask || tokens.loss_mask;
   const kept = column?.[index];
   if (context.outcome !== "trained" || kept === 0 || kept === false) return 1;
+  if (number(kept)) return FATES[kept] ?? 0;
   const difference = apart(tokens, index);
   if (difference === null) return 0;
   const ratio = Math.exp(difference);

@@ -5,7 +5,9 @@ import { apart, maskOf, shade } from "./shades.js";
 import { visible, visibleNodes } from "./visible.js";
 
 const number = (value) => typeof value === "number" && Number.isFinite(value);
-const MASKED = ["yes", "no", "yes, ratio under the lower bound", "yes, ratio over the upper bound"];
+const MASKED = [
+  "yes", "no", "yes, ratio under the lower bound", "yes, ratio over the upper bound", "its gradient was cut by the clip", "taken out by a correction",
+];
 let tip = null;
 
 function tipBox() {
