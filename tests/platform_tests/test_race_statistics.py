@@ -14,6 +14,8 @@ from headrace.compare.races import drawing, fairness, plan, progress, verdict
 from headrace.compare.races.curves import Curve, along, band, common_end, percentile, smooth
 from headrace.compare.races.facts import Facts, overlap
 from headrace.compare.races.results import Finished, results
+from headrace.compare.races.together import seconds_together
+from tests.platform_tests.telemetry_rig import T0, new_rig, push
 from workers.contract import presets
 from workers.contract.errors import ConfigError
 
@@ -142,6 +144,15 @@ def test_percentiles_and_overlap() -> None:
     assert overlap(lanes, 100.0) == pytest.approx(0.4)
     assert overlap({"generator/0": {"generate": 30.0}, "trainer": {"train": 30.0}}, 100.0) == 0
     assert overlap({}, 100.0) is None
+
+
+def test_overlap_is_counted_from_the_stretches_that_were_told(db: None) -> None:
+    rig = new_rig()
+    assert seconds_together(rig.attempt) is None
+    rows = [("generator/0", "generate", 0, 10), ("generator/1", "generate", 8, 20), ("generator/0", "idle", 10, 40)]
+    rows += [("trainer", "train", 5, 12), ("trainer", "train", 18, 30), ("trainer", "idle", 0, 5)]
+    push(rig.attempt, [("spans", {"spans": [[lane, cause, T0 + began, T0 + ended] for lane, cause, began, ended in rows]})])
+    assert seconds_together(rig.attempt) == pytest.approx(7 + 2)
 
 
 SPEC = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.compare.races.curves import Curve, along, percentile
 from headrace.compare.races.plan import devices_of
+from headrace.compare.races.together import seconds_together
 from headrace.experiments.models import Attempt, Run
 from headrace.telemetry import series
 from headrace.telemetry.models import LatestState
@@ -52,7 +53,8 @@ def _facts(team_id: int, run_pk: int, state: str, mark: int) -> Facts:
     columns = series.read(run, [TRAIN, HELDOUT, SAMPLES, TOKENS, LAG, PAUSE], x="time", buckets=POINTS)
     start = _start(attempts, latest, columns)
     told = _data(latest)
-    figures = _figures(run, told, columns, series.lag_histogram(run))
+    together = seconds_together(attempts[-1]) if attempts else None
+    figures = _figures(run, told, columns, series.lag_histogram(run), together)
     batch = _batch(run)
     curves = {"train": _curves(columns, TRAIN, start, batch), "heldout": _curves(columns, HELDOUT, start, batch)}
     provenance = attempts[-1].provenance if attempts else {}
@@ -105,7 +107,9 @@ def _kept(columns: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     return {key: [columns[key][index] for index in keep] for key in ("t", "step", "value", "count")}
 
 
-def _figures(run: Run, told: Mapping[str, Any], columns: Mapping[str, Any], lags: Mapping[str, list[Any]]) -> dict[str, float | None]:
+def _figures(
+    run: Run, told: Mapping[str, Any], columns: Mapping[str, Any], lags: Mapping[str, list[Any]], together: float | None
+) -> dict[str, float | None]:
     summary = run.summary if isinstance(run.summary, dict) else {}
     ledger = summary.get("sample_ledger") or told.get("samples") or {}
     time = told.get("time") or {}
@@ -125,7 +129,7 @@ def _figures(run: Run, told: Mapping[str, Any], columns: Mapping[str, Any], lags
     return {
         "samples_per_s": _ratio(samples, working),
         "tokens_per_s": _ratio(tokens, working),
-        "overlap": overlap(lanes, working),
+        "overlap": overlap(lanes, working) if together is None else _share(together, working),
         "lag_mean": _ratio(sum(lag * n for lag, n in counts.items()), sum(counts.values())),
         "lag_p95": percentile(counts, 0.95),
         "dropped_share": _ratio(float(sum(dropped.values())), dispatched) if isinstance(dropped, dict) else None,
@@ -169,6 +173,11 @@ def _last(columns: Mapping[str, Any] | None) -> float | None:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _share(part: float, whole: float | None) -> float | None:
+    found = _ratio(part, whole)
+    return None if found is None else min(1.0, found)
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

@@ -30,7 +30,13 @@ class Figure:
 FIGURES: tuple[Figure, ...] = (
     Figure("samples_per_s", "Samples a second", "1/s", "high", "Samples trained, over wall time without start-up.", judged=True),
     Figure("tokens_per_s", "Tokens a second", "1/s", "high", "Completion tokens trained, over the same time."),
-    Figure("overlap", "Overlap, at least", "share", "", "Share of the time in which generating and training must have gone on together."),
+    Figure(
+        "overlap",
+        "Overlap",
+        "share",
+        "",
+        "Of the time without start-up, in which engines generated while the trainer trained; untold, the least.",
+    ),
     Figure("lag_mean", "Lag, mean", "versions", "low", "Over trained tokens: versions between sampling and training."),
     Figure("lag_p95", "Lag, 95 % within", "versions", "low", "95 % of the trained tokens were at most so old."),
     Figure("dropped_share", "Dropped", "share", "low", "Samples thrown away, of those dispatched."),
