@@ -8,19 +8,24 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import django.test
 import httpx
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from django.utils import timezone
 
 from headrace import cli
+from headrace.api import several
 from headrace.client import ApiError, Client, login
 from headrace.client import transport as network
 from headrace.experiments.models import Run
 from headrace.teams import services as teams
+from headrace.telemetry import export
 from tests.platform_tests.telemetry_rig import Rig, metric, new_rig, push
 
 pytestmark = pytest.mark.django_db
@@ -259,6 +264,10 @@ def test_launch_show_compare_cancel_and_export(terminal: Rig, capsys: pytest.Cap
     assert cli.main(["runs", "--state", "cancelled"]) == 0 and ids[0] in capsys.readouterr().out
     assert cli.main(["export", ids[0], "--format", "csv"]) == 0 and (tmp_path / f"{ids[0]}-series.csv").is_file()
     assert cli.main(["export", ids[0], "--format", "csv"]) == 2, "nothing is overwritten"
+    assert cli.main(["export", ids[0], "--what", "logs", "--out", str(tmp_path / "named.csv")]) == 0
+    assert (tmp_path / "named.csv").read_bytes()[:4] != b"PAR1", "the ending of --out says the format"
+    capsys.readouterr()
+    assert cli.main(["ask", ids[0], "3 + 5 ="]) != 0 and "no such checkpoint" in capsys.readouterr().err
 
 
 def test_tail_shows_no_control_characters(terminal: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +297,7 @@ def test_faults_are_told_in_a_line(terminal: Rig, capsys: pytest.CaptureFixture[
 # --- several runs
 
 
-def test_a_sweep_is_started_once_read_and_cancelled(client: Client) -> None:
+def test_a_sweep_is_started_once_read_and_cancelled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {
         "preset": "demo",
         "set": ["budget.steps=2"],
@@ -300,6 +309,10 @@ def test_a_sweep_is_started_once_read_and_cancelled(client: Client) -> None:
     assert client.start_sweep("grid", **asked).id == sweep.id
     assert len(sweep.runs) == 4 and {run.id for run in client.runs(group=sweep.id)} == {run.id for run in sweep.runs}
     assert {entry["run"]["id"] for entry in client.queue().waiting} >= {run.id for run in sweep.runs}
+    monkeypatch.setattr(several, "MOST", 1)
+    last = sweep.runs[0].id
+    Run.unscoped.filter(public_id=last).update(priority=5, created_at=timezone.now() - timedelta(days=1))
+    assert [entry["run"]["id"] for entry in client.queue().waiting] == [last], "the first to start, not the newest"
     assert {run.state for run in client.act_on_sweep(sweep.id, "cancel").runs} == {"cancelled"}
     with pytest.raises(ApiError) as refused:
         client.start_sweep("wrong", preset="demo", axes={"optimizer.nothing": [1]})
@@ -350,6 +363,14 @@ def test_a_reading_token_starts_nothing_either(rig: Rig) -> None:
             with pytest.raises(ApiError) as refused:
                 act()
             assert refused.value.status == 403
+
+
+def test_long_texts_are_exported_in_pieces_of_bounded_size() -> None:
+    batch = pa.RecordBatch.from_pydict({"text": ["x" * 40_000] * 500})
+    sizes = [sum(part.nbytes for part in group) for group in export._gathered(iter([batch] * 9))]
+    assert len(sizes) == 9 and sum(sizes) == 9 * batch.nbytes
+    small = pa.RecordBatch.from_pydict({"text": ["x"] * 500})
+    assert len(list(export._gathered(iter([small] * 9)))) == 1
 
 
 @pytest.mark.parametrize(("error", "sent"), [(httpx.ReadTimeout, 1), (httpx.RemoteProtocolError, 1), (httpx.ConnectError, network.RETRIES)])

@@ -55,10 +55,13 @@ def read_queue(request: HttpRequest) -> dict[str, Any]:
     caller, team = caller_in_team(request, "run.view")
     rows = runs_selectors.runs_for(caller.user, team)
     seen = queue.look()
-    waiting = [{"run": selectors.run_summary(run), **queue_page.place_of(run, seen)} for run in rows.filter(state=RunState.QUEUED)[:MOST]]
+    queued = {run.pk: run for run in rows.filter(state=RunState.QUEUED)}
+    # In the order of their start, cut after that; what waits for nothing comes last
+    order = dict.fromkeys([*(decision.key for decision in seen.decisions if decision.key in queued), *queued])
+    waiting = [{"run": selectors.run_summary(queued[key]), **queue_page.place_of(queued[key], seen)} for key in list(order)[:MOST]]
     under_way = rows.filter(state__in=RunState.active() - {RunState.QUEUED})[:MOST]
     return {
-        "waiting": sorted(waiting, key=lambda row: row.get("place") or 0),
+        "waiting": waiting,
         "running": [selectors.run_summary(run) for run in under_way],
     }
 

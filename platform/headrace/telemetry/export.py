@@ -185,12 +185,12 @@ def _parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[b
     yield pipe.take()
 
 
-def _gathered(batches: Iterator[pa.RecordBatch], rows: int = 16 * ROWS) -> Iterator[list[pa.RecordBatch]]:
-    """Row groups of some size: one for each small batch would make a file of headers."""
+def _gathered(batches: Iterator[pa.RecordBatch], rows: int = 16 * ROWS, size: int = 16 << 20) -> Iterator[list[pa.RecordBatch]]:
+    """Row groups of some size: one for each small batch would make a file of headers. Of long texts `size` bytes are enough."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
-        if sum(len(part) for part in held) >= rows:
+        if sum(len(part) for part in held) >= rows or sum(part.nbytes for part in held) >= size:
             yield held
             held = []
     if held:
