@@ -18,7 +18,7 @@ from django.utils import timezone
 from headrace.dispatch.models import Cluster, TeamQuota
 from headrace.experiments import equivalents, forecast, lifecycle, services, sweep_reads, sweeps
 from headrace.experiments.draft import can_fork
-from headrace.experiments.models import Artifact, Attempt, Project, Run, Sweep
+from headrace.experiments.models import Artifact, Attempt, Experiment, Project, Run, Sweep
 from headrace.experiments.problems import BadInput, IdempotencyConflict, QuotaReached
 from headrace.experiments.sweeps import Plan
 from headrace.teams.models import Role, Team, User
@@ -335,3 +335,31 @@ def test_priorities_offered_are_those_one_may_give(client: Client, team: Team, m
     assert refused.status_code == 422 and b"does not allow" in refused.content and not Run.objects.for_team(team).exists()
     client.force_login(member(team, Role.MAINTAINER))
     assert '<option value="20"' in client.get("/runs/new/").content.decode()
+
+
+def test_a_run_joins_an_experiment_of_its_project(browser: Client, team: Team, project: Project) -> None:
+    assert 'name="experiment"' not in browser.get("/runs/new/").content.decode(), "there is none to choose"
+    question = Experiment.unscoped.create(team=team, project=project, name="Does lag hurt?")
+    elsewhere = Experiment.unscoped.create(team=team, project=Project.unscoped.create(team=team, name="Q", slug="q"), name="Other")
+    page = browser.get("/runs/new/").content.decode()
+    assert "Does lag hurt?" in page and '<optgroup label="Q">' in page
+    chosen = {"action": "launch", "project": project.public_id, "experiment": elsewhere.public_id}
+    refused = browser.post("/runs/new/", dict(form(extra=chosen).lists()))
+    assert "not in this project" in refused.content.decode() and not Run.unscoped.exists()
+    browser.post("/runs/new/", dict(form(extra={**chosen, "experiment": question.public_id}).lists()))
+    run = Run.unscoped.get()
+    assert run.experiment == question
+    assert f'value="{question.public_id}" selected' in browser.get(f"/runs/new/?clone={run.public_id}").content.decode()
+
+
+def test_past_sweeps_are_listed(browser: Client, client: Client, team: Team, other_team: Team, project: Project, member: Member) -> None:
+    assert "No sweeps yet" in browser.get("/sweeps/").content.decode()
+    plan = Plan(seeds=[1, 2], axes=[{"path": "buffer.depth", "values": [32, 64]}])
+    sweep = sweeps.start_sweep(
+        team=team, user=None, config=loading.resolve(None, preset="demo"), plan=plan, project=project, name="depths", idempotency_key="s"
+    )
+    page = browser.get("/sweeps/").content.decode()
+    assert f"/sweeps/{sweep.public_id}/" in page and "buffer.depth" in page and "2 seeds" in page and "0 of 4" in page
+    assert "depths" not in browser.get("/sweeps/?page=2").content.decode()
+    client.force_login(member(other_team, Role.OWNER))
+    assert "depths" not in client.get("/sweeps/").content.decode()

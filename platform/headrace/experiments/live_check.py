@@ -17,6 +17,7 @@ SHOWN_RUNS = 12
 OTHERS = {
     "priority": ("Priority", "run-priority"),
     "project": ("Project", "project"),
+    "experiment": ("Experiment", "experiment"),
     "forked_from": ("Start from", "run-fork"),
     "sweep.seeds": ("Seeds", "sweep-seeds"),
     **{f"sweep.values.{number}": (f"Varied field {number}", f"sweep-values-{number}") for number in range(1, sweeps.MOST_AXES + 1)},

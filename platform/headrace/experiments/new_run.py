@@ -16,8 +16,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 from headrace.experiments import equivalents, forecast, forms, live_check, selectors, services, sweeps
 from headrace.experiments.admission import PRIORITIES
 from headrace.experiments.draft import Draft, can_fork, checkpoints, fresh, submitted
-from headrace.experiments.models import Project
+from headrace.experiments.models import Experiment, Project
 from headrace.experiments.problems import BadInput, IdempotencyConflict, QuotaReached
+from headrace.experiments.projects import experiments_of
 from headrace.schema_form import as_text, fields_of, lookup
 from headrace.schema_parse import differences
 from headrace.teams.models import Team
@@ -96,6 +97,7 @@ def _show_form(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
     links = live_check.links(draft)
     label = draft.submitted.get("preset", "") if draft.submitted is not None else (draft.values or {}).get("preset") or ""
     post = draft.submitted if draft.submitted is not None else {}
+    projects = list(selectors.projects_for(request.user, team))
     context = {
         "section": "new",
         "groups": [(title, [section for section in form if section.group == title]) for title in (forms.DESIGN, forms.WORK)],
@@ -109,8 +111,10 @@ def _show_form(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
         "name": draft.name,
         "name_error": draft.name_error,
         "clone": draft.clone,
-        "projects": list(selectors.projects_for(request.user, team)),
-        "project_id": post.get("project", ""),
+        "projects": projects,
+        "project_id": post.get("project", "") or (draft.clone.project.public_id if draft.clone is not None else ""),
+        "experiments": experiments_of(request.user, projects),
+        "experiment_id": post.get("experiment", "") or _experiment_of(draft),
         "datasets": DATASETS,
         "compared_with": compared,
         "can_fork": can_fork(),
@@ -182,6 +186,7 @@ def _launch(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
     shared |= {"priority": draft.priority, "forked_from": draft.forked_from if parent else None}
     try:
         project = _project(request, team)
+        shared["experiment"] = _experiment(request, project)
         if draft.plan.wanted:
             sweep = sweeps.start_sweep(config=draft.config, plan=draft.plan, project=project, **shared)
             return redirect(f"/sweeps/{sweep.public_id}/")
@@ -195,6 +200,23 @@ def _launch(request: HttpRequest, team: Team, draft: Draft) -> HttpResponse:
         draft.errors = forms.from_problems([fault])
         return _show_form(request, team, draft)
     return redirect(f"/runs/{run.public_id}/")
+
+
+def _experiment_of(draft: Draft) -> str:
+    """The experiment of the run that is cloned, unless the form was sent with none."""
+    known = draft.clone.experiment if draft.clone is not None and draft.submitted is None else None
+    return known.public_id if known is not None else ""
+
+
+def _experiment(request: HttpRequest, project: Project) -> Experiment | None:
+    """The experiment chosen; None: none. Raises BadInput for one that is not in the project."""
+    chosen = request.POST.get("experiment", "")
+    if not chosen:
+        return None
+    found = next((row for row in experiments_of(request.user, [project]) if row.public_id == chosen), None)
+    if found is None:
+        raise BadInput("is not in this project", field="experiment", value=chosen[:40], cure="choose one of the project's, or none")
+    return found
 
 
 def _project(request: HttpRequest, team: Team) -> Project:

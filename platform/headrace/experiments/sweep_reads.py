@@ -27,6 +27,31 @@ def sweeps_for(user: Any, team: Team | None = None) -> QuerySet[Sweep]:
     return rows.select_related("team", "config", "created_by").order_by("-created_at", "-pk")
 
 
+PAGE = 30
+
+
+def listed(user: Any, team: Team, page: int) -> dict[str, Any]:
+    """One page of the team's sweeps with the state that follows from their runs: two queries, however many there are."""
+    first = (page - 1) * PAGE
+    found = list(sweeps_for(user, team).select_related("project")[first : first + PAGE + 1])
+    states: dict[int, list[str]] = {sweep.pk: [] for sweep in found}
+    runs = Run.objects.for_team(team).filter(sweep__in=found, deleted_at=None)
+    for sweep_id, state in runs.values_list("sweep_id", "state"):
+        states[sweep_id].append(state)
+    rows = [_listed(sweep, states[sweep.pk]) for sweep in found[:PAGE]]
+    return {"rows": rows, "newer": page - 1, "older": page + 1 if len(found) > PAGE else 0}
+
+
+def _listed(sweep: Sweep, states: list[str]) -> dict[str, Any]:
+    return {
+        "sweep": sweep,
+        "state": state_in(set(states)),
+        "over": sum(state in RunState.over() for state in states),
+        "total": len(states),
+        "over_what": [*(axis["path"] for axis in sweep.axes), *([f"{len(sweep.seeds)} seeds"] if len(sweep.seeds) > 1 else [])],
+    }
+
+
 def context(user: Any, sweep: Sweep) -> dict[str, Any]:
     """Rows of the table, the best first among those that have a held-out score, and the state that follows from all."""
     runs = list(Run.objects.for_team(sweep.team_id).filter(sweep=sweep, deleted_at=None).select_related("config", "team").order_by("pk"))
@@ -50,7 +75,11 @@ def context(user: Any, sweep: Sweep) -> dict[str, Any]:
 
 def state_of(runs: list[Run]) -> str:
     """One word for all of them: running while any is under way, queued while none has started, else how they ended."""
-    states = {run.state for run in runs}
+    return state_in({run.state for run in runs})
+
+
+def state_in(states: set[str]) -> str:
+    """`state_of`, from the states alone."""
     if states & (RunState.active() - {RunState.QUEUED}):
         return "running"
     if RunState.QUEUED in states:

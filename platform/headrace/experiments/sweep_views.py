@@ -14,6 +14,19 @@ from headrace.experiments import sweep_reads, sweeps
 from headrace.experiments.models import Sweep
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
+from headrace.teams.views import current_team
+
+
+@require_safe
+def sweep_list(request: HttpRequest) -> HttpResponse:
+    """The team's sweeps, newest first; ?page= turns."""
+    team = current_team(request)
+    text = request.GET.get("page", "")
+    page = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) <= 6 else 1
+    context = {"section": "runs", "team": team, "can_create": team is not None and can(request.user, "run.create", team)}
+    if team is not None and can(request.user, "run.view", team):
+        context |= sweep_reads.listed(request.user, team, page)
+    return render(request, "sweeps/list.html", context)
 
 
 @require_safe
