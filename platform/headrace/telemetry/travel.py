@@ -67,9 +67,10 @@ def axis(run: Run) -> dict[str, Any]:
     marks: dict[str, list[Any]] = {"step": [list(pair) for pair in zip(columns["t"], columns["step"], strict=True)]}
     rows = Moment.objects.for_team(run.team_id).filter(attempt__run=run).order_by("attempt__number", "seq")
     for kind, value in (("sync", "version"), ("evaluation", "mean"), ("checkpoint", "step")):
-        found = list(rows.filter(kind=kind).values_list("t", "data", "step"))
-        stride = max(1, math.ceil(len(found) / MOST_MARKS))
-        marks[kind] = [[t, data.get(value), step] for t, data, step in found[::stride]]
+        # Of a run of days there are more than can be drawn: their data stays in the database
+        keys = list(rows.filter(kind=kind).values_list("pk", flat=True))
+        found = rows.filter(pk__in=keys[:: max(1, math.ceil(len(keys) / MOST_MARKS))]).values_list("t", "data", "step")
+        marks[kind] = [[t, data.get(value), step] for t, data, step in found]
     start, end = min(row["start"] for row in attempts), max(row["end"] for row in attempts)
     told = [[datetime.fromisoformat(row["at"]).timestamp(), row["to"]] for row in moved]
     marks["state"] = [mark for mark in told if start - 600 <= mark[0] <= end + 600]
