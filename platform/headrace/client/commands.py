@@ -106,6 +106,7 @@ def show(run: RunId, server: Server = None, token_file: TokenFile = None, as_jso
             return
         rows = {
             "state": f"{found.state} since {found.state_since}",
+            "progress": describe(next(iter(client.watch(run)))),
             "preset": f"{found.preset or 'none'}, seed {found.seed}",
             "config": found.config_digest,
             "attempts": str(len(found.attempts)),

@@ -202,14 +202,18 @@ class Client(Connection):
         form = "csv" if to.suffix == ".csv" else "html"
         return self._download(f"/races/{race}/report.{form}", to, {})
 
-    def adapter(self, run: str, to: Path, *, step: int | None = None, patience_s: float = 300.0) -> ArtifactOut:
-        """Write the adapter of a checkpoint (the newest, or of `step`) as a zip in the layout of PEFT. Waits until it is made ready."""
+    def checkpoint(self, run: str, *, step: int | None = None) -> ArtifactOut:
+        """The newest complete checkpoint, or that of `step`. ApiError (404) where there is none."""
         usable = [row for row in self.artifacts(run) if row.kind == "checkpoint" and row.state == "complete" and step in (None, row.step)]
         if not usable:
             raise ApiError(
                 404, Problem(code="no_checkpoint", message="no such checkpoint", field="step", value=step, cure="see the run's files")
             )
-        chosen, until = max(usable, key=lambda row: (row.created, row.step or 0)), time.monotonic() + patience_s
+        return max(usable, key=lambda row: (row.created, row.step or 0))
+
+    def adapter(self, run: str, to: Path, *, step: int | None = None, patience_s: float = 300.0) -> ArtifactOut:
+        """Write the adapter of a checkpoint (the newest, or of `step`) as a zip in the layout of PEFT. Waits until it is made ready."""
+        chosen, until = self.checkpoint(run, step=step), time.monotonic() + patience_s
         while True:
             found = ExportOut.model_validate(self._post(f"/runs/{run}/artifacts/{chosen.id}/export", {}))
             if found.download is not None:

@@ -10,6 +10,8 @@ import typer
 from headrace.client.commands import AsJson, RunId, Server, TokenFile, connected, inert
 from workers.contract.errors import HeadraceError
 
+FORMATS = (".parquet", ".csv", ".jsonl")
+
 
 def register(app: typer.Typer) -> None:
     """Called once by `headrace.cli`."""
@@ -21,12 +23,13 @@ def export(
     run: RunId,
     out: Annotated[Path | None, typer.Option(help="file to write (default: RUN-WHAT.FORMAT here)")] = None,
     what: Annotated[str, typer.Option(help="series, samples, logs or events")] = "series",
-    form: Annotated[str, typer.Option("--format", help="parquet, csv or jsonl")] = "parquet",
+    form: Annotated[str | None, typer.Option("--format", help="parquet, csv or jsonl (default: as --out ends, else parquet)")] = None,
     names: Annotated[str, typer.Option(help="these series alone, by comma")] = "",
     server: Server = None,
     token_file: TokenFile = None,
 ) -> None:
     """A whole table of a run as a file for other tools."""
+    form = form or (out.suffix[1:] if out is not None and out.suffix in FORMATS else "parquet")
     target = _fresh(out or Path(f"{run}-{what}.{form}"))
     with connected(server, token_file) as client:
         written = client.export(run, target, what=what, form=form, names=[name for name in names.split(",") if name])
@@ -44,20 +47,23 @@ def download(
     target = _fresh(out or Path(f"{run}-adapter.zip"))
     with connected(server, token_file) as client:
         chosen = client.adapter(run, target, step=step)
-    typer.echo(f"{target}: adapter of step {chosen.step}, {target.stat().st_size:,} bytes")
+    typer.echo(f"{target}: zip with the adapter of step {chosen.step}, {target.stat().st_size:,} bytes")
 
 
 def ask(
     run: RunId,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="up to four")],
-    checkpoint: Annotated[str | None, typer.Option(help="public id of a checkpoint (default: the base model alone)")] = None,
+    step: Annotated[int | None, typer.Option(help="the checkpoint of this step (default: the newest)")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="public id of a checkpoint, instead of its step")] = None,
+    base: Annotated[bool, typer.Option("--base", help="the base model alone")] = False,
     server: Server = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """The base model and a checkpoint answer a prompt of yours."""
     with connected(server, token_file) as client:
-        found = client.ask(run, prompts, checkpoint=checkpoint)
+        chosen = checkpoint if checkpoint or base else client.checkpoint(run, step=step).id
+        found = client.ask(run, prompts, checkpoint=chosen)
         if as_json:
             typer.echo(found.model_dump_json())
         elif found.state != "done":
