@@ -16,6 +16,7 @@ from headrace.experiments.selectors import runs_for
 from headrace.teams.models import Role, Team, User
 from headrace.telemetry import series
 from tests.platform_tests.telemetry_rig import metric, new_attempt, push
+from workers.contract.events import Control
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_checkpoint_now_and_stop_after_this_step(browser: Client, team: Team, st
     said = browser.post(f"/runs/{run.public_id}/stop/", follow=True).content.decode()
     assert "ends after the step it is in" in said
     run.refresh_from_db()
-    assert run.control == {"cancel": False, "checkpoint_now": 2, "stop_after_step": True}
+    assert Control.model_validate(run.control) == Control(checkpoint_now=2, stop_after_step=True)
     lifecycle.transition(run, "succeeded")
     assert "The run is succeeded" in browser.post(f"/runs/{run.public_id}/stop/", follow=True).content.decode()
 

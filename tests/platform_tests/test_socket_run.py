@@ -92,21 +92,26 @@ async def test_ingested_events_arrive_as_one_frame(rig: Rig) -> None:
     await communicator.disconnect()
 
 
-async def test_bursts_are_coalesced(rig: Rig) -> None:
+async def test_the_first_goes_out_at_once_and_what_follows_closely_shares_a_frame(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "COALESCE_S", 1.5)
     communicator = await opened(rig)
-    layer = get_channel_layer()
-    for seq in range(1, 41):
-        await layer.group_send(frames.group_name(rig.run.public_id), frames.events_message(1, columns([metric(float(seq))], first=seq)))
+    group, layer = frames.group_name(rig.run.public_id), get_channel_layer()
+    await layer.group_send(group, frames.events_message(1, columns([metric(1.0)], first=1)))
+    assert json.loads(await communicator.receive_text())["last"] == 1
+    for seq in range(2, 42):
+        await layer.group_send(group, frames.events_message(1, columns([metric(float(seq))], first=seq)))
     frame = json.loads(await communicator.receive_text())
-    assert (frame["first"], frame["last"], len(frame["events"])) == (1, 40, 40)
+    assert (frame["first"], frame["last"], len(frame["events"])) == (2, 41, 40)
     await communicator.disconnect()
 
 
 async def test_a_slow_browser_gets_a_gap_and_the_newest(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "COALESCE_S", 0.8)  # nothing is taken from the queue while this lasts
+    monkeypatch.setattr(consumers, "COALESCE_S", 2.0)  # nothing is taken from the queue while this lasts
     communicator = await opened(rig)
     group, layer = frames.group_name(rig.run.public_id), get_channel_layer()
-    for seq in range(1, 3 * consumers.QUEUE_FRAMES):
+    await layer.group_send(group, frames.events_message(1, columns([metric(1.0)], first=1)))
+    assert json.loads(await communicator.receive_text())["last"] == 1  # the pause before the next frame begins now
+    for seq in range(2, 3 * consumers.QUEUE_FRAMES):
         await layer.group_send(group, frames.events_message(1, columns([metric(1.0)], first=seq)))
         await asyncio.sleep(0.001)  # the consumer takes each from the layer, whose own capacity is not what is tested
     gap = json.loads(await communicator.receive_text())
