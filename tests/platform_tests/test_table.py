@@ -62,6 +62,15 @@ def test_columns_are_chosen_and_sorted_by_the_link(browser: Client, team: Team, 
     assert _names(_get(browser, "sort=nonsense")) == ["three", "two", "one"]
 
 
+def test_the_steps_are_those_last_asked_of_the_run(browser: Client, team: Team, start: Start) -> None:
+    run = start(team, name="one")
+    push(run.attempts.get(), [metric(0.2)])
+    told = run.config.data["budget"]["steps"]
+    assert f'<progress max="{told}"' in _get(browser, "")
+    Run.unscoped.filter(pk=run.pk).update(control={"steps": told + 7})
+    assert f'<progress max="{told + 7}"' in _get(browser, "")
+
+
 def test_heads_turn_the_order_round_and_then_let_go(browser: Client, team: Team, start: Start) -> None:
     start(team)
     assert "sort=-reward" in _get(browser, "cols=reward")

@@ -54,8 +54,8 @@ def _row(run: Run, shown: list[RunField], found: dict[str, Any], curve: dict[str
 
 
 def _bound(run: Run) -> int | None:
-    """The steps that end the run; None where another bound of the budget does, as in a race."""
-    steps = run.config.data.get("budget", {}).get("steps")
+    """The steps that end the run, as last asked of it; None where another bound of the budget does, as in a race."""
+    steps = run.control.get("steps") or run.config.data.get("budget", {}).get("steps")
     return steps if isinstance(steps, int) and steps < STEPS_WITHOUT_BOUND else None
 
 

@@ -200,5 +200,9 @@ def _workload(whole: selectors.Whole) -> list[tuple[str, str]]:
         ("Task", str(data["environment"]["dataset"])),
         ("Batch", f"{batch['prompts']} prompts × {batch['group_size']} completions"),
         ("New tokens at most", str(sampling["max_new_tokens"])),
-        ("Held-out test", f"{data['evaluation']['prompts']} prompts, every {data['evaluation']['every_steps']} steps"),
+        ("Held-out test", f"{data['evaluation']['prompts']} prompts, {_how_often(data['evaluation']['every_steps'])}"),
     ]
+
+
+def _how_often(steps: int) -> str:
+    return f"every {steps} steps" if steps else "at the start and the end only"
