@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from headrace.alerts import deliver, firing, watch
 from headrace.alerts.kinds import Queue, Stall
+from headrace.alerts.models import Alert
 from headrace.experiments.models import Attempt, Run
 from headrace.experiments.states import RunState
 from headrace.telemetry.models import LatestState, Series
@@ -44,6 +45,7 @@ def look() -> int:
     waiting = (RunState.QUEUED, RunState.LAUNCHING)
     runs = Run.unscoped.filter(state__in=[*waiting, RunState.RUNNING], deleted_at=None).exclude(source=Run.Source.UPLOAD)
     for run in runs.select_related("config"):
+        held: dict[int | None, Alert] | None = None  # read once a run, and only where a rule does not hold
         for rule, options in watch.rules_for(run):
             if isinstance(options, Queue):
                 silent = _waited(run) if run.state in waiting else None
@@ -58,9 +60,9 @@ def look() -> int:
                 found = firing.Found(words, watch.now_t(), _step(run), silent, detail=f"The rule allows {options.seconds:g} s.")
                 opened += firing.fire(rule, run, found) is not None
             else:
-                alert = firing.open_alerts(run).get(rule.pk)
-                if alert is not None:
-                    firing.resolve(alert, rule)
+                held = firing.open_alerts(run) if held is None else held
+                if rule.pk in held:
+                    firing.resolve(held[rule.pk], rule)
     return opened
 
 
