@@ -62,6 +62,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "headrace.middleware.SecurityHeaders",
+    "headrace.middleware.CompressedData",
     "csp.middleware.CSPMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -94,8 +95,15 @@ TEMPLATES = [
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [FRONTEND / "static"] if (FRONTEND / "static").is_dir() else []
 STATIC_ROOT = DATA_DIR / "static"
-# Files are served from where they lie, so that nothing needs to be collected before the first start.
-SERVESTATIC_USE_FINDERS = True
+# Set by `headrace up` once it has collected the files; otherwise they are served from where they lie, and nothing needs to be collected.
+STATIC_COLLECTED = environment.read_bool("STATIC_COLLECTED", False)
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {
+        "BACKEND": "headrace.static_files.DigestNames" if STATIC_COLLECTED else "django.contrib.staticfiles.storage.StaticFilesStorage"
+    },
+}
+SERVESTATIC_USE_FINDERS = not STATIC_COLLECTED
 SERVESTATIC_AUTOREFRESH = DEBUG
 SERVESTATIC_ALLOW_ALL_ORIGINS = False
 

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from headrace.compare import selectors, services
 from headrace.compare.models import SavedView
 from headrace.experiments.problems import BadInput
-from headrace.teams.policy import can
+from headrace.teams.policy import can_each
 from headrace.teams.selectors import SESSION_TEAM
 from headrace.teams.services import NotAllowed
 from headrace.teams.views import current_team
@@ -24,8 +24,9 @@ def view_list(request: HttpRequest) -> HttpResponse:
     """Every saved view of the team."""
     user: Any = request.user
     team = current_team(request)
-    views = selectors.views_for(user, team) if team else []
-    rows = [{"view": view, "can_edit": can(user, "view.edit", view), "address": services.address(view)} for view in views]
+    views = list(selectors.views_for(user, team)) if team else []
+    editable = can_each(user, "view.edit", views)
+    rows = [{"view": view, "can_edit": may, "address": services.address(view)} for view, may in zip(views, editable, strict=True)]
     return render(request, "compare/views.html", {"section": "runs", "team": team, "rows": rows})
 
 

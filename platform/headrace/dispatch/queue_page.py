@@ -18,7 +18,7 @@ from headrace.experiments.listing import maker
 from headrace.experiments.models import Run
 from headrace.experiments.states import RunState
 from headrace.teams.models import Team
-from headrace.teams.policy import can
+from headrace.teams.policy import can, can_each
 
 MOST_ROWS = 200
 
@@ -31,10 +31,12 @@ def context(user: Any, team: Team) -> dict[str, Any]:
     by_key = {run.pk: run for run in waiting}
     own = [by_key[key] for key in order if key in by_key]
     rows = usage(team, seen)
+    shown = [*own[:MOST_ROWS], *running[:MOST_ROWS]]
+    stoppable = {run.pk for run, may in zip(shown, can_each(user, "run.cancel", shown), strict=True) if may}
     return {
-        "waiting": [_waiting_row(user, run, seen, place) for place, run in enumerate(own[:MOST_ROWS], 1)],
+        "waiting": [_waiting_row(run, stoppable, seen, place) for place, run in enumerate(own[:MOST_ROWS], 1)],
         "waiting_count": len(own),
-        "running": [_running_row(user, run) for run in running[:MOST_ROWS]],
+        "running": [_running_row(run, stoppable) for run in running[:MOST_ROWS]],
         "capacity": rows,
         "full": any(row["free"] <= 0 for row in rows if row["title"] != "GPUs"),
         "quota": quota(team, len(own), len(running)),
@@ -109,10 +111,10 @@ def _runs(team: Team, states: list[str]) -> list[Run]:
     return list(rows.select_related("config", "created_by", "sweep").order_by("state_since", "pk"))
 
 
-def _waiting_row(user: Any, run: Run, seen: Look, place: int) -> dict[str, Any]:
+def _waiting_row(run: Run, stoppable: set[int], seen: Look, place: int) -> dict[str, Any]:
     found = seen.place(run) or {"why": "starts in a moment"}
     return {
-        **_row(user, run),
+        **_row(run, stoppable),
         "position": place,
         "why": found["why"],
         "priority": run.priority,
@@ -121,19 +123,19 @@ def _waiting_row(user: Any, run: Run, seen: Look, place: int) -> dict[str, Any]:
     }
 
 
-def _running_row(user: Any, run: Run) -> dict[str, Any]:
+def _running_row(run: Run, stoppable: set[int]) -> dict[str, Any]:
     ends: datetime | None = queue.ends_at(run.pk)
-    return {**_row(user, run), "ends": ends if ends and ends > timezone.now() and run.state == RunState.RUNNING else None}
+    return {**_row(run, stoppable), "ends": ends if ends and ends > timezone.now() and run.state == RunState.RUNNING else None}
 
 
-def _row(user: Any, run: Run) -> dict[str, Any]:
+def _row(run: Run, stoppable: set[int]) -> dict[str, Any]:
     ask: Ask = capacity.asked(run.config.data)
     return {
         "run": run,
         "by": maker(run),
         "devices": ask.devices,
         "gpus": ask.gpus,
-        "can_cancel": can(user, "run.cancel", run),
+        "can_cancel": run.pk in stoppable,
     }
 
 

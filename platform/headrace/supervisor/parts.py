@@ -112,6 +112,10 @@ def migrate_command() -> list[str]:
     return [sys.executable, "-m", "django", "migrate", "--noinput", "--verbosity", "1"]
 
 
+def collect_command() -> list[str]:
+    return [sys.executable, "-m", "django", "collectstatic", "--noinput", "--verbosity", "0"]
+
+
 def bootstrap_command() -> list[str]:
     return [sys.executable, "-m", "django", "bootstrap"]
 

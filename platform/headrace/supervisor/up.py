@@ -68,6 +68,8 @@ class Supervisor:
         ray = None if self.outside.ray else self._spawn(parts.ray(layout, env))
         self.say("database: applying migrations")
         self.run_once("migrate", parts.migrate_command())
+        self._collect_static()
+        env = self.env
         if valkey:
             self._await(valkey)
         self.say("starting the web server, the task worker and the reconciler")
@@ -77,6 +79,15 @@ class Supervisor:
             self._await(ray)
         for child in front:
             self._await(child)
+
+    def _collect_static(self) -> None:
+        """Gives scripts and styles names by content and compressed copies; should it fail they are served as they lie."""
+        before, self.env = self.env, self.env | {"HEADRACE_STATIC_COLLECTED": "1"}
+        try:
+            self.run_once("static", parts.collect_command())
+        except (EnvironmentMissing, subprocess.TimeoutExpired) as fault:
+            self.env = before
+            self.say(f"static files are served without digests and uncompressed ({str(fault).splitlines()[0]})")
 
     def run_once(self, name: str, argv: list[str], timeout_s: float = 300) -> str:
         """Runs a command to its end and returns what it printed; its failure is the supervisor's failure."""

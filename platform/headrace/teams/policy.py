@@ -5,6 +5,7 @@ A role holds everything the roles below it hold. `OWN_ONLY` actions ask for the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.teams.models import ApiToken, Membership, Role, Team
@@ -73,11 +74,20 @@ LAUNCHING = frozenset({"config.create", "experiment.create", "run.create", "run.
 
 def can(user: Any, action: str, obj: Any) -> bool:
     """Whether this user may do this to this object (a team, or anything that a team owns). Anonymous and inactive: never."""
+    return can_each(user, action, [obj])[0]
+
+
+def can_each(user: Any, action: str, objects: Sequence[Any]) -> list[bool]:
+    """`can` for every row of a list, with one look at the user's role a team."""
     needed = ACTIONS.get(action)
     if needed is None:
         raise ValueError(f"action: not in the policy table (given: {action!r})")
-    team_id = _team_id(obj)
-    role = role_in(user, team_id)
+    teams = [_team_id(obj) for obj in objects]
+    roles = {team: role_in(user, team) for team in dict.fromkeys(teams)}
+    return [_allows(roles[team], needed, action, obj, user) for team, obj in zip(teams, objects, strict=True)]
+
+
+def _allows(role: Role | None, needed: Role, action: str, obj: Any, user: Any) -> bool:
     if role is None:
         return False
     if RANK[role] >= RANK[needed]:

@@ -1,6 +1,6 @@
 // The run page's tabs. A panel is opened the first time its tab is shown and the run is loaded; while it is shown it is told of changes.
 //   registerPanel(name, { open(store), update(store, touched) })   touched: Set of event kinds and "load"; several panels may share a tab
-//   lazyPanel(name, () => import("./module.js"))                   the module is fetched with the tab and calls registerPanel itself
+//   lazyPanel(name, load)                                           the module is fetched with the tab and calls registerPanel itself
 // Other modules move the reader by showTab(name); "headrace:tab" is dispatched on the document with {name} after every change.
 import { byId } from "./dom.js";
 import { param, setParams } from "./url.js";
