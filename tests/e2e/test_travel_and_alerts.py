@@ -212,6 +212,23 @@ def test_any_second_of_a_run_is_shown_and_left_again(page: Page, server: WebServ
     expect(page.locator('[data-vital="step"]')).to_contain_text("21")
     assert "t=" not in page.url
 
+    # The way back of the browser is a way back in time, and what cannot be read is not claimed to be shown
+    bar.focus()
+    page.keyboard.press("Home")
+    page.wait_for_url(re.compile(r"[?&]t="))
+    page.get_by_role("tab", name="Overview").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#travel-pill")).to_be_hidden()
+    page.go_back()
+    expect(page.locator("#travel-pill")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.route("**/then.json*", lambda route: route.fulfill(status=200, content_type="text/plain", body="x"))
+    bar.focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#travel-problem")).to_contain_text("could not be read")
+    expect(page.locator("#travel-pill")).to_be_hidden()
+    expect(page.locator('[data-vital="step"]')).to_contain_text("21")
+
 
 def test_controls_are_pressed_followed_and_refused_in_words(page: Page, server: WebServer) -> None:
     driver = launch(page, server, "steered")

@@ -90,7 +90,8 @@ function start([store, curves, { Parallel }, { drawScatter }, views]) {
       byId("charts").setAttribute("aria-busy", "false");
       byId("shown-note").textContent = `The curves could not be fetched: ${error.message}`;
     }
-    // Many long runs take the server a while: it is asked the less often.
+    // Many long runs take the server a while: it is asked the less often, and by one clock.
+    clearTimeout(timer);
     if (active) timer = setTimeout(again, Math.max(6000, 8 * (performance.now() - began)));
   }
 

@@ -1,7 +1,10 @@
 // A set of chart cards of which those in view are drawn. Also what the band over seeds is fetched by.
+import { isOver } from "./head.js";
 import { plotly } from "./plot.js";
 
 const NAMES = 16;
+const FRESH_MS = 60000; // a band of runs that go on is asked for again
+const AGAIN_MS = 10000;
 
 export class Bands {
   constructor(store, changed) {
@@ -17,12 +20,17 @@ export class Bands {
   // The band, or null until it has come.
   of(name, axis) {
     const key = `${axis} ${name}`;
-    if (!this.known.has(key) && this.runs?.length) {
-      this.known.set(key, null);
+    const held = this.known.get(key);
+    if (this.runs?.length && (!held || Date.now() > held.due)) {
+      this.keep(key, held?.band, Infinity);
       this.queued.add(key);
       this.timer ||= setTimeout(() => this.fetchQueued(), 80);
     }
-    return this.known.get(key) ?? null;
+    return held?.band ?? null;
+  }
+
+  keep(key, band, due) {
+    this.known.set(key, { band: band ?? null, due });
   }
 
   async fetchQueued() {
@@ -34,9 +42,11 @@ export class Bands {
     const names = keys.map((key) => key.slice(axis.length + 1));
     try {
       const { bands } = await this.store.get(`seeds.json?${new URLSearchParams({ names: names.join(","), x: axis })}`);
-      for (const name of names) this.known.set(`${axis} ${name}`, bands[name] || null);
+      const due = isOver(this.store.run) ? Infinity : Date.now() + FRESH_MS;
+      for (const name of names) this.keep(`${axis} ${name}`, bands[name], due);
       this.changed();
     } catch (error) {
+      for (const key of keys) this.keep(key, this.known.get(key).band, Date.now() + AGAIN_MS);
       console.warn("The band over seeds could not be loaded:", error.message);
     }
   }

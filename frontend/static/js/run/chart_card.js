@@ -2,6 +2,7 @@
 // the band over seeds, and its own menu. Used by the Charts tab and for what is pinned to the overview.
 import { short } from "../format.js";
 import { el, setAttribute, setText } from "./dom.js";
+import { inPast } from "./past.js";
 import { CONFIG, color, crosshair, placesOf, rangeOf, smoothed, soft, themed, valueAt } from "./plot.js";
 import { picked } from "./source.js";
 import { AXES, TITLES, change, changeOwn, pinned, settingsOf, togglePin, view } from "./view.js";
@@ -89,17 +90,18 @@ export class ChartCard {
     if (smooth) traces.push({ ...base, x, y: raw, line: { width: 1, color: shade }, opacity: 0.35 });
     const y = smooth ? smoothed(raw, set.smooth) : raw;
     const single = raw.filter((value) => value !== null).length === 1;
-    traces.push({ ...base, x, y, mode: single ? "markers" : "lines", line: { width: 1.9, color: shade }, marker: { color: shade, size: 6 }, hoverinfo: "all", hovertemplate: "%{y:.5g}<extra></extra>", name: this.series.title });
+    traces.push({ ...base, x, y, customdata: columns.step, mode: single ? "markers" : "lines", line: { width: 1.9, color: shade }, marker: { color: shade, size: 6 }, hoverinfo: "all", hovertemplate: "%{y:.5g}<extra></extra>", name: this.series.title });
     const bad = columns.bad.flatMap((count, index) => (count > 0 ? [index] : []));
     if (bad.length) {
-      traces.push({ ...base, mode: "markers", yaxis: "y2", x: bad.map((index) => x[index]), y: bad.map(() => 0.03), marker: { symbol: "x", size: 7, color: color("bad") }, hoverinfo: "all", name: "not finite",
+      traces.push({ ...base, mode: "markers", yaxis: "y2", x: bad.map((index) => x[index]), customdata: bad.map((index) => columns.step[index]), y: bad.map(() => 0.03), marker: { symbol: "x", size: 7, color: color("bad") }, hoverinfo: "all", name: "not finite",
         hovertemplate: "%{text}<extra></extra>", text: bad.map((index) => `${columns.bad[index]} value${columns.bad[index] === 1 ? "" : "s"} not finite`) });
     }
     return traces;
   }
 
   bandTraces(set, shade) {
-    const band = view.seeds ? this.bands.of(this.series.name, set.axis) : null;
+    // A band is of now: what the other runs had done at an earlier second is not asked
+    const band = view.seeds && !inPast(this.store) ? this.bands.of(this.series.name, set.axis) : null;
     if (!band) return [];
     const scale = set.axis === "time" ? 1 / 60 : 1;
     const x = band.x.map((value) => value * scale);
@@ -150,9 +152,7 @@ export class ChartCard {
       else if (event["xaxis.autorange"] && view.zoom) change({ zoom: null });
     });
     this.plot.on("plotly_click", (event) => {
-      const at = event.points?.[0];
-      const columns = this.source.columns(this.series.name);
-      const step = at && columns?.step[at.pointNumber];
+      const step = event.points?.find((point) => point.customdata !== undefined)?.customdata;
       if (Number.isInteger(step)) change({ step });
     });
   }

@@ -19,7 +19,8 @@ export class ChartBar {
     for (const button of this.axes) button.addEventListener("click", () => change({ axis: button.dataset.axis }));
     this.kind.addEventListener("change", () => change({ smooth: { kind: this.kind.value, amount: { ema: 0.6, mean: 10 }[this.kind.value] ?? 0 } }));
     this.amount.addEventListener("input", () => change({ smooth: { ...view.smooth, amount: Number(this.amount.value) } }));
-    this.log.addEventListener("click", () => change({ log: !view.log }));
+    // A range of y is told in the scale's own numbers: it does not outlive the scale
+    this.log.addEventListener("click", () => change({ log: !view.log, own: new Map([...view.own].map(([name, mine]) => [name, mine.log === undefined ? { ...mine, y: null } : mine])) }));
     this.seeds.addEventListener("click", () => change({ seeds: !view.seeds }));
     byId("reset-zoom").addEventListener("click", () => change({ zoom: null, own: new Map([...view.own].map(([name, mine]) => [name, { ...mine, y: null }])) }));
     this.slider.addEventListener("input", () => change({ step: Number(this.slider.value) }));

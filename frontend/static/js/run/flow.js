@@ -3,6 +3,7 @@
 import { bytes, count, duration, rate, seconds, short } from "../format.js";
 import { byId, el, setAttribute, setText, svg } from "./dom.js";
 import { average, isOver } from "./head.js";
+import { inPast } from "./past.js";
 
 const WIDE = {
   view: [1160, 300], engine: [10, 24, 330, 196], tank: [490, 24, 180, 196], trainer: [820, 24, 330, 196],
@@ -174,7 +175,10 @@ export class Flow {
     const { state } = this.store;
     if (!state || state.seq === this.ratesOf) return;
     this.ratesOf = state.seq;
-    const ease = (before, now) => (typeof now !== "number" ? before : before === undefined ? now : before + 0.25 * (now - before));
+    // In the past each state stands alone: what came before it on the page was of another time.
+    const alone = inPast(this.store) || this.wasPast;
+    this.wasPast = inPast(this.store);
+    const ease = (before, now) => (typeof now !== "number" ? (alone ? undefined : before) : alone || before === undefined ? now : before + 0.25 * (now - before));
     this.into = ease(this.into, flow.generate_samples_per_s);
     this.out = ease(this.out, flow.train_samples_per_s);
   }

@@ -3,7 +3,7 @@ import { fixed, percent, seconds } from "../format.js";
 import { CAUSES, WAITING, colorOf, nameOf, order } from "./causes.js";
 import { byId, el } from "./dom.js";
 import { swatch } from "./flow.js";
-import { barOf, verdict } from "./ledgers.js";
+import { barOf, noneYet, verdict } from "./ledgers.js";
 
 const MOST_LANES = 8; // more are summed by pool
 const sum = (values) => values.reduce((total, value) => total + (value || 0), 0);
@@ -45,8 +45,11 @@ export class IdleLedger {
     this.offer(earlier, current);
     const asked = this.chosen === "all" ? [...earlier, current] : this.chosen === "now" ? [current] : earlier.filter((ledger) => String(ledger.attempt) === this.chosen);
     const known = asked.filter((ledger) => ledger.lanes && Object.keys(ledger.lanes).length);
-    if (!known.length) return;
-    this.show(added(known), sum(known.map((ledger) => ledger.wall_s)));
+    if (!known.length) {
+      byId("time-check").replaceChildren();
+      return noneYet("time-ledger");
+    }
+    return this.show(added(known), sum(known.map((ledger) => ledger.wall_s)));
   }
 
   offer(earlier, current) {

@@ -86,12 +86,13 @@ export class Log {
 
   async load(place = this.end()) {
     const turn = (this.turn += 1);
+    const heard = this.store.attempt?.ingested_through || 0; // what comes while the answer is on its way is not in it
     byId("log-download").href = `${this.base}log.txt${this.shownAttempt() ? `?attempt=${this.shownAttempt()}` : ""}`;
     try {
       const found = await this.ask(place);
       if (turn !== this.turn) return;
       Object.assign(this, { lines: found.logs, older: found.older, newer: found.newer, live: found.newer === null && !Object.keys(place).length, loaded: this.place() });
-      this.through = Math.max(this.live ? this.store.attempt?.ingested_through || 0 : 0, this.lines.at(-1)?.seq || 0);
+      this.through = Math.max(this.live ? heard : 0, this.lines.at(-1)?.seq || 0);
       if (this.live) this.appendLive();
       this.show();
     } catch (error) {
@@ -151,6 +152,8 @@ export class Log {
   // Called by the run page: with `forced` the run or the attempt shown changed, else lines may have come.
   draw(forced = false) {
     if (forced && (this.loaded !== this.place() || !this.lines.length)) return void this.load();
+    // Behind another tab or window more lines may have come than the page keeps: those in between are fetched.
+    if (this.live && !this.store.shown && this.store.logsGone > this.through) return void this.load();
     if (this.live && !this.store.shown && this.loaded === this.place() && this.appendLive()) this.show();
     return undefined;
   }

@@ -158,7 +158,7 @@ function askAgain() {
       store.attempts = snapshot.attempts || store.attempts;
       heard(store);
       store.spoke = false;
-      return drawAll();
+      return inPast(view) ? undefined : drawAll();
     })
     .catch((error) => console.warn("The run's state is not fresh:", error.message));
 }

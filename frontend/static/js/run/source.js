@@ -27,7 +27,7 @@ export class Source {
   // Called with the names about to be drawn: what is not here is fetched, many in one request.
   want(names) {
     for (const name of names) {
-      const known = this.store.series.has(name) && this.store.whole.has(name);
+      const known = this.store.whole.has(name); // of a name without data that is all there is to know
       const fine = !this.fineKey || this.fine.has(name) || !this.coarse(name);
       if ((!known || !fine) && !this.asking.has(name)) this.queued.add(name);
     }
@@ -56,7 +56,7 @@ export class Source {
         const data = await this.ask(coarse, range);
         if (key === this.fineKey) for (const name of coarse) this.fine.set(name, { columns: columnsFrom(data.series[name], data.through_seq), through: data.through_seq });
       }
-      this.changed();
+      if (fresh.length || coarse.length) this.changed(); // drawing asks again: without news it must not be answered
     } catch (error) {
       console.warn("Series could not be loaded:", error.message);
     } finally {

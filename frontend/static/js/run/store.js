@@ -4,13 +4,15 @@ import { decode } from "../format.js";
 const KEPT_POINTS = 6000;
 const KEPT_SAMPLES = 60;
 const KEPT_LINES = 1500;
+const KEPT_STEPS = 2000; // of the lag histogram
+const KEPT_EVALUATIONS = 500;
 const COLUMNS = ["step", "t", "value", "faint", "low", "high", "bad", "seq"];
 
 export function emptyStore() {
   return {
     run: null, attempt: null, attempts: [], state: null, phase: null, phases: [], samples: [], logs: [], lag: new Map(), evaluations: [],
     syncs: [], checkpoint: null, transitions: [], provenance: {}, finished: null, series: new Map(), latest: new Map(), capacity: [],
-    snapshotSeq: 0, seriesSeq: 0, seen: 0, whole: new Set(), until: null,
+    snapshotSeq: 0, seriesSeq: 0, seen: 0, began: null, logsGone: 0, whole: new Set(), until: null,
   };
 }
 
@@ -23,12 +25,13 @@ export function heard(store) {
 export function takeSnapshot(store, data) {
   const { attempt } = data;
   Object.assign(store, {
-    run: data.run, attempt, attempts: data.attempts || (attempt ? [attempt] : []), state: data.state, phase: data.phase,
+    run: data.run, attempt, began: data.began ?? null, attempts: data.attempts || (attempt ? [attempt] : []), state: data.state, phase: data.phase,
     samples: data.samples || [], logs: data.logs || [], evaluations: data.evaluations || [], syncs: data.syncs || [],
     transitions: data.transitions || [], provenance: data.provenance || {}, checkpoint: data.checkpoint || null, finished: data.finished || null,
   });
   heard(store);
   store.spoke = false;
+  store.logsGone = 0;
   store.phases = data.phase ? [data.phase] : [];
   store.snapshotSeq = attempt ? attempt.ingested_through : 0;
 }
@@ -104,12 +107,34 @@ function addPoint(store, name, seq, t, step, value) {
   kept.bad.push(number === null ? 1 : 0);
   kept.seq.push(seq);
   if (number !== null) store.latest.set(name, number);
-  if (kept.value.length > KEPT_POINTS) {
-    // Every second of the older half goes: the page stays light however long it is open; the database keeps all.
-    const half = KEPT_POINTS / 2;
-    kept.decimated = true;
-    for (const key of COLUMNS) kept[key] = kept[key].filter((_, index) => index >= half || index % 2 === 0);
+  if (kept.value.length > KEPT_POINTS) thin(kept);
+}
+
+// Two points of the older half become one with the extremes of both: the page stays light however long it is open; the database keeps all.
+function thin(kept) {
+  const half = KEPT_POINTS / 2;
+  const either = (choose, a, b) => (a === null ? b : b === null ? a : choose(a, b));
+  for (let index = 0; index + 1 < half; index += 2) {
+    kept.value[index] ??= kept.value[index + 1];
+    kept.low[index] = either(Math.min, kept.low[index], kept.low[index + 1]);
+    kept.high[index] = either(Math.max, kept.high[index], kept.high[index + 1]);
+    kept.bad[index] += kept.bad[index + 1];
   }
+  kept.decimated = true;
+  for (const key of COLUMNS) kept[key] = kept[key].filter((_, index) => index >= half || index % 2 === 0);
+}
+
+// As the server sums steps where there are many: two of the older half become one.
+function thinLag(store) {
+  const rows = [...store.lag].sort((a, b) => a[0] - b[0]);
+  const kept = rows.slice(KEPT_STEPS / 2);
+  for (let index = 0; index < KEPT_STEPS / 2; index += 2) {
+    const [step, counts] = rows[index];
+    const sums = new Map(counts);
+    for (const [lag, tokens] of rows[index + 1][1]) sums.set(lag, (sums.get(lag) || 0) + tokens);
+    kept.push([step, sums]);
+  }
+  store.lag = new Map(kept);
 }
 
 const flat = (event) => ({ ...event.data, seq: event.seq, t: event.t, step: event.data.step ?? event.step });
@@ -134,11 +159,14 @@ const onSnapshot = {
   sync: (store, event) => newest(store.syncs, flat(event), 20),
   checkpoint: (store, event) => (store.checkpoint = flat(event)),
   finished: (store, event) => (store.finished = flat(event)),
-  evaluation: (store, event) => store.evaluations.push(flat(event)),
+  evaluation: (store, event) => {
+    store.evaluations.push(flat(event));
+    if (store.evaluations.length > KEPT_EVALUATIONS) store.evaluations.shift();
+  },
   sample: (store, event) => newest(store.samples, { ...event.data, seq: event.seq, t: event.t, step: event.step, attempt: store.attempt.number }, KEPT_SAMPLES),
   log: (store, event) => {
     store.logs.push({ ...event.data, seq: event.seq, t: event.t, step: event.step });
-    if (store.logs.length > KEPT_LINES) store.logs.splice(0, store.logs.length - KEPT_LINES);
+    if (store.logs.length > KEPT_LINES) store.logsGone = store.logs.splice(0, store.logs.length - KEPT_LINES).at(-1).seq;
   },
   phase: (store, event) => takePhase(store, event),
 };
@@ -147,12 +175,14 @@ const onSnapshot = {
 export function applyEvent(store, event) {
   if (event.seq <= store.seen) return null;
   store.seen = event.seq;
+  store.began ??= event.t;
   if (event.seq > store.seriesSeq) {
     if (event.kind === "metrics") for (const [name, value] of Object.entries(event.data.values || {})) addPoint(store, name, event.seq, event.t, event.step, value);
     if (event.kind === "points") event.data.t.forEach((t, index) => addPoint(store, event.data.name, event.seq, t, event.data.step[index], event.data.value[index]));
   }
   // Absolute for its step, so setting it twice is harmless.
   if (event.kind === "lag") store.lag.set(event.step, new Map(Object.entries(event.data.counts || {}).map(([lag, tokens]) => [Number(lag), tokens])));
+  if (store.lag.size > KEPT_STEPS) thinLag(store);
   if (event.seq > store.snapshotSeq) onSnapshot[event.kind]?.(store, event);
   if (store.attempt) store.attempt.ingested_through = Math.max(store.attempt.ingested_through, event.seq);
   return event.kind;

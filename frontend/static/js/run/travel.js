@@ -54,6 +54,8 @@ export class Travel {
     } catch (error) {
       console.warn("The time bar could not be loaded:", error.message);
       return;
+    } finally {
+      this.box.classList.remove("awaited");
     }
     this.box.hidden = this.axis.start === null || this.end - this.axis.start < 1;
     if (this.box.hidden) return;
@@ -160,14 +162,15 @@ export class Travel {
       while (this.wanted !== null && this.shown !== this.wanted) {
         const t = this.wanted;
         const then = await this.get(`then.json?t=${upTo(t, 3)}`);
-        this.shown = t;
         if (this.wanted === null) break;
+        this.shown = t;
         showPast(this.view, then, this.axis.attempts.map((row) => row.start));
         this.drawPlace();
         this.changed();
       }
       setText(byId("travel-problem"), "");
     } catch (error) {
+      this.wanted = inPast(this.view) ? this.shown : null; // the bar says what the panels show
       this.stop();
       setText(byId("travel-problem"), `That second could not be read: ${error.message}`);
     } finally {
@@ -249,6 +252,11 @@ export class Travel {
       if (this.box.hidden || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
       if (event.key === "h") slider.focus();
       if (event.key === "Escape" && this.wanted !== null) this.live();
+    });
+    addEventListener("popstate", () => {
+      const given = param("t");
+      if (given === null && this.wanted !== null) this.live();
+      else if (given && Number.isFinite(Number(given)) && (this.wanted === null || upTo(this.wanted, 1) !== given)) this.go(Number(given));
     });
     setInterval(() => {
       if (document.hidden || !this.axis || this.axis.over || this.wanted !== null) return;
