@@ -45,11 +45,11 @@ function mark(next) {
   } else input.removeAttribute("aria-activedescendant");
 }
 
-function draw() {
+function draw(searching = false) {
   list.replaceChildren(...entries.map((entry, index) =>
     el("li", { id: `palette-${index}`, role: "option", "aria-selected": "false", "data-index": index },
       el("span", { class: "palette-kind" }, entry.kind), el("span", { class: "palette-title" }, entry.title), el("span", { class: "note" }, entry.note))));
-  said.textContent = entries.length ? `${entries.length} found` : "Nothing found. Try a run's name, a preset, a page or a setting.";
+  said.textContent = searching ? "Searching…" : entries.length ? `${entries.length} found` : "Nothing found. Try a run's name, a preset, a page or a setting.";
   mark(0);
 }
 
@@ -64,7 +64,7 @@ async function ask(text) {
   const own = ++asked;
   const near = [...acts(), ...pages(), ...themes()].filter((entry) => fits(entry, text.toLowerCase()));
   entries = near;
-  draw();
+  draw(true);
   try {
     const answer = await fetch(`/search.json?q=${encodeURIComponent(text)}`, { headers: { Accept: "application/json" } });
     if (own !== asked) return;

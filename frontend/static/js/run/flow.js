@@ -223,7 +223,7 @@ export class Flow {
     setText(part.engineMore, "");
     setText(part.tankSub, buffer.depth ? `${buffer.unit || "group"}s ${word === "paused" ? "held" : "left"}` : "empty");
     setText(part.trainerBig, words);
-    setText(part.trainerMore, mean === null ? "" : "trained, average of the run");
+    setText(part.trainerMore, mean === null ? "" : "trained, average of the attempt");
     setText(part.trainBarText, word);
     setAttribute(part.trainBar, "width", 0);
     setText(part.generateLabel, "–");

@@ -61,8 +61,12 @@ export function drawHead(store) {
   drawFailure(store);
 }
 
-// Samples trained a second over the whole attempt; null before anything was trained.
-export function average({ state }) {
+// Samples the attempt trained a second: as its summary tells (start-up left out), else over its wall time. The ledger counts those of
+// earlier attempts too, so a resumed attempt that has told no summary has none. Null before anything was trained.
+export function average({ state, finished, provenance }) {
+  const told = finished?.summary?.samples_per_s;
+  if (told) return told;
+  if (provenance?.resumed_from) return null;
   const { trained } = state?.samples || {};
   const wall = state?.time?.wall_s;
   return trained > 0 && wall > 0 ? trained / wall : null;
