@@ -25,7 +25,9 @@ DJANGOS_OWN = {"apps.py", "admin.py"}  # Django says what a module of this name 
 # Upper may import lower or its own level, never higher. A module that is not named here sits beside the driver.
 LEVELS: dict[str, int] = {
     "__main__": 6,
-    **dict.fromkeys(("cluster", "planner", "driver", "resume", "machine", "probe", "comparing", "export", "card", "console", "upload", "selftest"), 5),
+    **dict.fromkeys(
+        ("cluster", "planner", "driver", "resume", "machine", "probe", "comparing", "export", "card", "console", "upload", "selftest"), 5
+    ),
     **dict.fromkeys(
         (
             "pipeline",
@@ -35,6 +37,7 @@ LEVELS: dict[str, int] = {
             "starting",
             "rates",
             "report",
+            "gauges",
             "requests",
             "summary",
             "checkpoint",

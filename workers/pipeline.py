@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections import Counter
 
-from workers import admission, report, steering
+from workers import admission, gauges, report, steering
 from workers.evaluate import evaluate
 from workers.flight import Flight
 from workers.gather import LOOK_AROUND_S, Gather
@@ -94,7 +94,7 @@ class Pipeline:
             groups_left=steering.groups_left(parts),
             groups=self._groups + parts.progress.holes,
             unpublished=self._unpublished,
-            units=report.units(parts, [*parts.buffer.contents(), *self._door]),
+            units=gauges.units(parts, [*parts.buffer.contents(), *self._door]),
             capacity=parts.buffer.capacity if parts.config.buffer.kind != "stream" else None,  # a full ring holds nothing back
             generating=self.flight.generating,
             slots=parts.pool.slots,

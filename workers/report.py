@@ -6,8 +6,9 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from workers import gauges
 from workers.contract.errors import EngineError
-from workers.records import Batch, EngineStatus, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
+from workers.records import Batch, Group, Manifest, Prompt, Sample, StepResult, UpdateReport
 from workers.steering import steps_total
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 SPANS_EVERY_S = 0.2  # quick steps share an event
 SAMPLES_A_STEP = 8
-MOST_ENGINES = 64  # with series of their own
 SAMPLES_A_GROUP = 2
 _THROTTLES = {"wait_buffer_full": "buffer_full", "wait_depth_bound": "depth_bound", "wait_sync": "sync", "paused": "paused"}
 
@@ -116,11 +116,6 @@ def left(parts: Parts, group: Group, samples: list[Sample], reason: str) -> None
         _sample(parts, group.id, group.prompt, sample, "failed" if sample.reward is None else "dropped", reason=reason)
 
 
-def units(parts: Parts, groups: list[Group]) -> int:
-    """How many of the buffer's units these groups are."""
-    return len(groups) if parts.config.buffer.unit == "group" else sum(len(group.samples) for group in groups)
-
-
 def sync(parts: Parts, manifest: Manifest, updates: dict[str, UpdateReport], latency_s: float) -> None:
     """Called after each publish."""
     phases = {
@@ -214,7 +209,11 @@ def state(parts: Parts) -> None:
             "throttle": throttle,
             **parts.rates.values,
         },
-        "buffer": {"depth": units(parts, parts.buffer.contents()), "capacity": parts.buffer.capacity, "unit": parts.config.buffer.unit},
+        "buffer": {
+            "depth": gauges.units(parts, parts.buffer.contents()),
+            "capacity": parts.buffer.capacity,
+            "unit": parts.config.buffer.unit,
+        },
         "samples": {**parts.samples.as_dict(), "told": progress.told.as_dict()},
         "time": parts.time.as_dict(),
         "lag": {"mean": progress.lag_sum / progress.lag_tokens if progress.lag_tokens else None, "max": progress.lag_max},
@@ -235,46 +234,9 @@ async def pulse(parts: Parts) -> None:
     """Called again and again beside the flow: each engine's load and the state as it is, then a second's wait."""
     await parts.pool.refresh()
     parts.rates.update(parts.clock.now(), parts.pool.statuses, parts.samples)
-    _gauges(parts)
+    gauges.tell(parts)
     state(parts)
     await parts.clock.sleep(1.0)
-
-
-def _gauges(parts: Parts) -> None:
-    """What changes between two steps and matters there."""
-    statuses = parts.pool.statuses.values()
-    values: dict[str, float] = {
-        "buffer/depth": units(parts, parts.buffer.contents()),
-        "flow/in_flight": parts.samples.in_flight,
-        "flow/running": sum(engine.running for engine in statuses),
-        "system/generator_rss": sum(engine.rss for engine in statuses),
-    }
-    steps = sum(engine.decode_steps for engine in statuses)
-    if steps:
-        values["time/decode_step_s"] = sum(engine.decode_s for engine in statuses) / steps
-        values["time/decode_step_longest_s"] = max(engine.longest_decode_s for engine in statuses)
-    if "decode_tokens_per_s" in parts.rates.values:
-        values["throughput/decode_tokens_per_s"] = parts.rates.values["decode_tokens_per_s"]
-    for name in list(parts.pool.engines)[:MOST_ENGINES]:
-        if name in parts.pool.statuses:
-            values.update(_engine(parts, name, parts.pool.statuses[name]))
-    parts.emit.metrics(values)
-
-
-def _engine(parts: Parts, name: str, status: EngineStatus) -> dict[str, float]:
-    """One engine's gauges. The version is the one that its tokens are drawn from now."""
-    values: dict[str, float] = {
-        f"engine/{name}/running": status.running,
-        f"engine/{name}/waiting": status.waiting,
-        f"engine/{name}/version": status.version,
-    }
-    if name in parts.rates.engines:
-        values[f"engine/{name}/tokens_per_s"] = parts.rates.engines[name]
-    if status.kv_tokens is not None:
-        values[f"engine/{name}/kv_tokens"] = status.kv_tokens
-        if status.kv_capacity:
-            values[f"engine/{name}/kv_share"] = status.kv_tokens / status.kv_capacity
-    return values
 
 
 def _sample(

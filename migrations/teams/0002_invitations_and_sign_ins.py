@@ -3,9 +3,10 @@
 import django.db.models.deletion
 import django.db.models.manager
 import django.utils.timezone
-import headrace.identifiers
 from django.conf import settings
 from django.db import migrations, models
+
+import headrace.identifiers
 
 
 class Migration(migrations.Migration):
