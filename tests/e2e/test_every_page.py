@@ -135,6 +135,8 @@ def test_every_route_is_a_page_that_is_looked_at_or_known_to_be_none() -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     web = WebServer(tmp_path_factory.mktemp("every"))
     web.env |= {"HEADRACE_ALERT_HOSTS": "127.0.0.1:9", "HEADRACE_TEST_HOOK": "http://127.0.0.1:9/hook"}
+    web.env["HEADRACE_STATIC_COLLECTED"] = "1"  # as `headrace up` serves them
+    web.manage("collectstatic", "--noinput", "--verbosity", "0")
     web.manage("migrate", "--verbosity", "0")
     web.start()
     try:
