@@ -207,6 +207,7 @@ def test_zoom_is_linked_kept_and_reset_and_the_step_slider_reads_every_chart(pag
     plot = page.locator("[data-series='reward/mean'] .plot")
     drag = plot.locator(".nsewdrag").first
     expect(drag).to_be_attached()
+    plot.scroll_into_view_if_needed()
     box = drag.bounding_box()
     assert box
     y = box["y"] + box["height"] / 2
@@ -231,6 +232,68 @@ def test_zoom_is_linked_kept_and_reset_and_the_step_slider_reads_every_chart(pag
     expect(page).not_to_have_url(re.compile("zoom="))
     page.get_by_role("button", name="Back to the latest step").click()
     expect(plot).to_have_attribute("aria-label", re.compile("Latest: 1$"))
+
+
+OPEN_FOR_LONG = """async () => {
+  const link = [...document.querySelectorAll("link[rel=modulepreload]")].find((one) => one.href.includes("run/store"));
+  const { applyEvent, emptyStore, takeSnapshot } = await import(link.href);
+  const store = emptyStore();
+  takeSnapshot(store, { run: {}, attempt: { number: 1, ingested_through: 0 }, began: null });
+  let seq = 0;
+  const tell = (step, kind, data) => applyEvent(store, { seq: ++seq, t: 1000 + seq, step, kind, data });
+  for (let step = 1; step <= 20000; step += 1) {
+    tell(step, "metrics", { values: { x: step === 4 ? 99 : step === 5 ? "NaN" : 1 } });
+    tell(step, "lag", { counts: { 0: 1, 3: 2 } });
+    tell(step, "evaluation", { mean: 0.5 });
+  }
+  const x = store.series.get("x");
+  const sum = (list) => list.reduce((all, some) => all + some, 0);
+  const tokens = sum([...store.lag.values()].map((counts) => counts.get(0) + counts.get(3)));
+  return { points: x.value.length, highest: Math.max(...x.high), bad: sum(x.bad), steps: store.lag.size, tokens,
+    rising: x.step.every((step, index) => !index || step > x.step[index - 1]), evaluations: store.evaluations.length, began: store.began };
+}"""
+
+
+def test_a_page_that_stays_open_stays_light_and_loses_no_extreme(page: Page, runs: list[str]) -> None:
+    page.goto(f"/runs/{runs[0]}/")
+    kept = page.evaluate(OPEN_FOR_LONG)
+    assert kept["points"] <= 6000 and kept["steps"] <= 2000 and kept["evaluations"] == 500 and kept["rising"]
+    assert (kept["highest"], kept["bad"], kept["tokens"], kept["began"]) == (99, 1, 60_000, 1001)
+
+
+COUNT_DRAWINGS = """() => {
+  const real = Plotly.react;
+  window.drawings = new Map();
+  Plotly.react = (node, ...more) => {
+    window.drawings.set(node, (window.drawings.get(node) || 0) + 1);
+    return real(node, ...more);
+  };
+}"""
+
+
+def test_charts_without_data_are_not_drawn_over_and_over(page: Page, runs: list[str]) -> None:
+    page.set_viewport_size({"width": 1280, "height": 2400})
+    page.goto(f"/runs/{runs[0]}/")
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()
+    page.wait_for_timeout(1500)
+    page.evaluate(COUNT_DRAWINGS)
+    page.wait_for_timeout(3000)
+    assert page.evaluate("Math.max(0, ...window.drawings.values())") <= 2
+
+
+@pytest.mark.parametrize("page", [{"viewport": {"width": 390, "height": 844}}], indirect=True)
+def test_nothing_moves_when_the_time_bar_comes(page: Page, runs: list[str]) -> None:
+    held: list[Any] = []
+    page.route("**/axis.json", lambda route: held.append(route))
+    page.goto(f"/runs/{runs[0]}/")
+    expect(page.locator('[data-vital="step"]')).to_contain_text(str(STEPS))
+    expect(page.locator("#travel")).to_have_class(re.compile("awaited"))
+    before = page.locator("#run-tabs").bounding_box()
+    for route in held:
+        route.continue_()
+    expect(page.locator("#travel")).to_be_visible()
+    expect(page.locator("#travel")).not_to_have_class(re.compile("awaited"))
+    assert page.locator("#run-tabs").bounding_box() == before
 
 
 def test_a_chart_is_saved_as_a_picture_and_as_a_file(page: Page, runs: list[str]) -> None:
