@@ -237,7 +237,9 @@ def test_an_adapter_is_fetched_and_a_checkpoint_verified_and_deleted(page: Page,
     page.goto(f"/runs/{driver.run}/?tab=files")
     row = page.locator("[data-artifact]")
     expect(row).to_contain_text("step-000004")
-    expect(page.get_by_role("link", name="Fork from it")).to_have_attribute("href", re.compile(r"/runs/new/\?fork=[a-z2-7]{12}"))
+    expect(page.get_by_role("link", name="Fork from it")).to_have_attribute(
+        "href", re.compile(r"/runs/new/\?clone=[a-z2-7]{12}&from=[a-z2-7]{12}$")
+    )
     page.get_by_role("button", name="Verify").click()
     expect(page.get_by_text("All 3 files agree")).to_be_visible()
     page.get_by_role("button", name="Prepare adapter").click()

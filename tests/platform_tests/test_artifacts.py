@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import shutil
 import subprocess
 import zipfile
@@ -144,7 +146,7 @@ def test_roles(run: Run, artifact: Artifact, team: Team, member: Member) -> None
     viewer, plain, maintainer = (member(team, role) for role in (Role.VIEWER, Role.MEMBER, Role.MAINTAINER))
     base = f"/runs/{run.public_id}/"
     page = signed_in(viewer).get(base + "artifacts/").content.decode()
-    assert "step-000002" in page and "/delete/" not in page and "?fork=" not in page
+    assert "step-000002" in page and "/delete/" not in page and "/runs/new/?clone=" not in page
     assert signed_in(viewer).post(base + "probes/", {"prompt": "a"}).status_code == 403
     assert signed_in(plain).post(base + "probes/", {"prompt": "a"}).status_code == 201
     for refused in (viewer, plain):
@@ -197,6 +199,14 @@ def test_a_link_out_of_the_folder_is_not_followed(artifact: Artifact, owner: Use
     assert (
         list((folder.parent.parent.parent / "exports").glob("*.zip")) == [] if (folder.parent.parent.parent / "exports").exists() else True
     )
+
+
+def test_fork_from_it_opens_the_form_with_the_checkpoint_chosen(artifact: Artifact, owner: User) -> None:
+    client = signed_in(owner)
+    rows = client.get(f"/runs/{artifact.run.public_id}/artifacts/").content.decode()
+    link = html.unescape(next(iter(re.findall(r'href="(/runs/new/[^"]+)">Fork from it', rows))))
+    page = client.get(link).content.decode()
+    assert f'<option value="{artifact.public_id}" selected>' in page and "(from step 2)" in page
 
 
 def test_checkpoints_the_run_itself_let_go_are_replaced_not_missing(artifact: Artifact, driver: Driver) -> None:
