@@ -60,6 +60,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "alerts:channel": ("/alerts/channels/{channel}/",),
     "dispatch:queue": ("/queue/",),
     "experiments:new": ("/runs/new/", "/runs/new/?clone={failed}&fix=optimizer.learning_rate"),
+    "experiments:sweeps": ("/sweeps/",),
     "experiments:sweep": ("/sweeps/{sweep}/",),
     "experiments:run": (
         *(f"/runs/{{live}}/?tab={tab}" for tab in RUN_TABS),

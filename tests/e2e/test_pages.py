@@ -319,29 +319,9 @@ def test_cancel_before_launch(page: Page) -> None:
     expect(page.get_by_role("link", name="Resume")).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [{"viewport": {"width": 380, "height": 800}}, {"viewport": {"width": 2560, "height": 1300}}],
-    indirect=True,
-    ids=["narrow", "wide"],
-)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_the_screen(page: Page, server: WebServer, scheme: str) -> None:
-    run = launch(page, "narrow")
-    driver = Driver(server, run)
-    driver.started()
-    driver.step(1, reward=0.4, completion="a" * 300)
-    page.emulate_media(color_scheme=scheme)
-    for path in ("/runs/", "/runs/new/", f"/runs/{run}/", f"/runs/{run}/edit/", "/account/", "/team/", *HELP, "/nothing/"):
-        page.goto(path)
-        if path == f"/runs/{run}/":
-            expect(page.locator("#flow")).to_contain_text("5 / 16")
-        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) -> None:
-    """axe-core's rules for WCAG 2.2 A and AA, colour contrast included, and its best practices."""
+def test_pages_with_folds_are_accessible(page: Page, server: WebServer, scheme: str) -> None:
+    """axe-core's rules for WCAG 2.2 A and AA, colour contrast included, and its best practices. All others: test_every_page.py."""
     run = launch(page, "accessible")
     driver = Driver(server, run)
     driver.started()
@@ -351,13 +331,9 @@ def test_every_page_is_accessible(page: Page, server: WebServer, scheme: str) ->
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     found: list[str] = []
     for path in (
-        "/runs/",
         "/runs/new/",
         f"/runs/new/?clone={run}&fix=optimizer.learning_rate",
         f"/runs/{run}/",
-        f"/runs/{run}/edit/",
-        "/account/",
-        "/team/",
         *HELP,
         "/nothing/",
     ):
