@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -145,7 +146,14 @@ def _leaves(data: dict[str, Any], known: Iterable[str], prefix: str = "") -> lis
 
 
 def _comparable(value: Any) -> str:
-    return written(value) if isinstance(value, list | dict) else repr(float(value)) if isinstance(value, int | float) else str(value)
+    # PostgreSQL hands the keys of an object back in an order of its own: what is the same must read the same
+    return (
+        json.dumps(value, sort_keys=True)
+        if isinstance(value, list | dict)
+        else repr(float(value))
+        if isinstance(value, int | float)
+        else str(value)
+    )
 
 
 def _text(value: Any) -> str:
