@@ -315,6 +315,10 @@ def test_arithmetic_and_what_the_last_one_took(browser: Client, team: Team, othe
     assert (round(found["seconds_a_step"]), round(found["seconds"]), found["same_batch"], found["money"]) == (5, 50, True, None)
     Cluster.unscoped.create(team=None, name="this server's cluster", address="x", price_per_device_hour=36, currency="EUR")
     assert check(browser, form(budget__steps="10"))["forecast"]["last"]["money"] == "1.00 EUR"
+    Run.unscoped.filter(team=team).update(summary={"steps": 2, "startup_s": 12.0})
+    found = check(browser, form(budget__steps="10"))["forecast"]["last"]
+    assert (found["seconds_a_step"], found["seconds"]) == (4, 52), "start-up counts once, and the steps are those that were done"
+    Run.unscoped.filter(team=team).update(summary={})
     assert check(browser, form(batch__prompts="4"))["forecast"]["last"]["same_batch"] is False
     assert check(browser, form(preset="pipelinerl"))["forecast"]["last"] is None, "another preset's time says nothing"
 

@@ -17,12 +17,13 @@ _PREVIEW = 2**62  # a key that no stored run has: it comes after all of them
 
 @dataclass(frozen=True)
 class Likeness:
-    """The last finished run of the same preset and model in this team."""
+    """The last finished run of the same preset and model in this team. `startup`: seconds before the first step, of one attempt."""
 
     run: Run
     seconds: float
     steps: int
     samples_a_step: int
+    startup: float = 0.0
 
     @property
     def seconds_a_step(self) -> float:
@@ -51,9 +52,12 @@ def likeness(team: Team, config: RunConfig) -> Likeness | None:
     runs = runs.filter(preset__startswith=f"{preset}@") if preset else runs.filter(preset="")
     for run in runs.exclude(source=Run.Source.UPLOAD).select_related("config").order_by("-created_at")[:5]:
         spans = [(one.ended_at - one.started_at).total_seconds() for one in run.attempts.all() if one.started_at and one.ended_at]
-        steps, batch = run.config.data["budget"]["steps"], run.config.data["batch"]
-        if spans and sum(spans) > 0:
-            return Likeness(run, sum(spans), steps, batch["prompts"] * batch["group_size"])
+        batch, told = run.config.data["batch"], run.summary if isinstance(run.summary, dict) else {}
+        # What was done, not what was planned: a budget is changed while it runs, and other bounds than steps end a run
+        steps, startup = told.get("steps") or run.config.data["budget"]["steps"], float(told.get("startup_s") or 0.0)
+        working = sum(spans) - startup * len(spans)
+        if spans and working > 0:
+            return Likeness(run, working, steps, batch["prompts"] * batch["group_size"], startup)
     return None
 
 
@@ -67,7 +71,7 @@ def _last(team: Team, config: RunConfig, runs: int) -> dict[str, Any] | None:
     found = likeness(team, config)
     if found is None:
         return None
-    seconds = found.seconds_a_step * config.budget.steps
+    seconds = found.startup + found.seconds_a_step * config.budget.steps
     here = config.batch.prompts * config.batch.group_size
     devices = capacity.asked(config.as_json()).devices
     price = capacity.price_of(found.run)
