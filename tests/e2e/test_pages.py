@@ -217,6 +217,7 @@ def test_a_resume_goes_on_in_the_open_page(page: Page, server: WebServer) -> Non
     expect(page.locator("#failure")).to_be_hidden()
     page.reload()
     expect(page.locator("[data-vital=step]")).to_contain_text("4")
+    page.locator("[data-chart=reward]").scroll_into_view_if_needed()
     expect(page.locator("[data-chart=reward] [data-plot]")).to_have_attribute("aria-label", re.compile(r"train, each step: 0\.8"))
     lines = page.evaluate(
         "document.querySelector('[data-chart=reward] [data-plot]').data.map(line => [line.name, line.showlegend !== false, line.x])"
