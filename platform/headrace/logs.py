@@ -9,16 +9,17 @@ from typing import Any
 
 BLANK = "[secret]"
 # Our own token prefixes, bearer headers, name=value pairs with a telling name, and passwords inside URLs.
+# No pattern may look at a character more than a bounded number of times: strangers choose the text, as a path of 64 KB.
 _PATTERNS = [
     (re.compile(r"\bhr[a-z]_[A-Za-z0-9_\-]{16,}"), BLANK),
     (re.compile(r"(?i)(bearer|token)\s+[A-Za-z0-9._~+/=\-]{12,}"), rf"\1 {BLANK}"),
     (
         re.compile(
-            r"(?i)([\"']?[a-z_\-]*(?:password|secret|token|api_?key|authorization|cookie)[a-z_\-]*[\"']?\s*[=:]\s*)([\"']?)[^\s\"',;&}]+\2"
+            r"(?i)((?:password|secret|token|api_?key|authorization|cookie)[a-z_\-]{0,40}[\"']?\s{0,9}[=:]\s{0,9})([\"']?)[^\s\"',;&}]+\2"
         ),
         rf"\1{BLANK}",
     ),
-    (re.compile(r"(?i)(\b[a-z][a-z0-9+.\-]*://[^\s:/@]*:)[^\s@/]+@"), rf"\1{BLANK}@"),
+    (re.compile(r"(?i)(\b[a-z][a-z0-9+.\-]{0,30}://[^\s:/@]*:)[^\s@/]+@"), rf"\1{BLANK}@"),
     (re.compile(r"(/setup/)[A-Za-z0-9_\-]{16,}"), rf"\1{BLANK}"),
 ]
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
