@@ -11,10 +11,11 @@ from headrace.api import cursor
 from headrace.api.callers import caller_in_team, caller_of, experiment_of, named_run, project_of, run_of
 from headrace.api.schemas import Extension, RunDetail, RunEdit, RunIn, RunPage, UploadIn, UploadOut
 from headrace.compare import where
-from headrace.compare.query import parse
+from headrace.compare.query import QueryError, parse
 from headrace.experiments import control, services
 from headrace.experiments import selectors as runs_selectors
 from headrace.experiments.budget import budget_of
+from headrace.experiments.editions import edition
 from headrace.experiments.models import Run
 from headrace.experiments.problems import BadInput
 from headrace.experiments.states import RunState
@@ -44,9 +45,13 @@ def list_runs(request: HttpRequest, state: str = "", group: str = "", query: str
         rows = rows.filter(group=group)
     if not 1 <= limit <= LARGEST_PAGE:
         raise BadInput("out of range", field="limit", value=limit, cure=f"1 to {LARGEST_PAGE}")
-    parsed = parse(query)
-    if query:
-        rows, _ = where.apply(rows, parsed, team=team, user=caller.user)
+    try:
+        parsed = parse(query)
+        if query:
+            rows, _ = where.apply(rows, parsed, team=team, user=caller.user)
+    except QueryError as fault:
+        fault.field = "query"  # what the pages call q
+        raise
     page, more = (cursor.as_sorted if parsed.sort else cursor.newest_first)(rows, before, limit)
     return {"runs": [selectors.run_summary(run) for run in page], "next": more}
 
@@ -90,7 +95,7 @@ def edit_run(request: HttpRequest, run_id: str, payload: RunEdit) -> dict[str, A
     """Name, note and tags; what the run did stays."""
     caller = caller_of(request)
     run = run_of(caller, run_id, "run.edit")
-    services.edit_run(run, caller.user, name=payload.name, note=payload.note, tags=payload.tags)
+    services.edit_run(run, caller.user, name=payload.name, note=payload.note, tags=payload.tags, version=payload.version)
     return _fresh(request, run_id)
 
 
@@ -194,4 +199,10 @@ def _fresh(request: HttpRequest, run_id: str) -> dict[str, Any]:
 def detail(run: Run) -> dict[str, Any]:
     """The answer about one run."""
     attempts = [selectors.attempt_summary(row) for row in runs_selectors.attempts_of(run)]
-    return {**selectors.run_summary(run), "config": run.config.data, "attempts": attempts, "series": series.names(run)}
+    return {
+        **selectors.run_summary(run),
+        "version": edition(run),
+        "config": run.config.data,
+        "attempts": attempts,
+        "series": series.names(run),
+    }

@@ -38,6 +38,7 @@ class RunEdit(Asked):
     name: str | None = Field(None, min_length=1, max_length=200)
     note: str | None = None
     tags: list[str] | None = None
+    version: str | None = Field(None, max_length=64, description="as the run was read; 409 if somebody has changed it since")
 
 
 class Extension(Asked):
@@ -87,8 +88,9 @@ class RunOut(BaseModel):
 
 
 class RunDetail(RunOut):
-    """A run with its config and attempts."""
+    """A run with its config and attempts. `version` is the edition of its name, note and tags."""
 
+    version: str
     config: dict[str, Any]
     attempts: list[dict[str, Any]]
     series: list[str]

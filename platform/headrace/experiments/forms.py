@@ -186,6 +186,7 @@ class EditForm(plain.Form):
         widget=plain.TextInput(attrs={"class": "input", "autocomplete": "off"}),
     )
     note = plain.CharField(label="Note", required=False, max_length=10_000, widget=plain.Textarea(attrs={"class": "input", "rows": 4}))
+    version = plain.CharField(required=False, max_length=64, widget=plain.HiddenInput())
 
     def clean_tags(self) -> list[str]:
         return [tag.strip() for tag in self.cleaned_data["tags"].split(",") if tag.strip()]

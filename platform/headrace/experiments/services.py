@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from headrace.experiments import admission, lifecycle
 from headrace.experiments.budget import used_up
+from headrace.experiments.editions import check_edition
 from headrace.experiments.models import Artifact, Attempt, Config, Experiment, Project, Run, Sweep
 from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
 from headrace.experiments.states import AttemptState, RunState
@@ -186,9 +187,13 @@ def resume_run(run: Run, user: User | None) -> Attempt:
 
 
 @transaction.atomic
-def edit_run(run: Run, user: User, *, name: str | None = None, note: str | None = None, tags: list[str] | None = None) -> Run:
-    """Change what people say about a run; what it did stays."""
+def edit_run(
+    run: Run, user: User, *, name: str | None = None, note: str | None = None, tags: list[str] | None = None, version: str | None = None
+) -> Run:
+    """Change what people say about a run; what it did stays. `version`: the edition its editor has read. Raises BadInput, WrongState."""
     require(user, "run.edit", run)
+    if version is not None:
+        check_edition(Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk), version)
     changes: dict[str, Any] = {}
     if name is not None:
         changes["name"] = clean_line(name, field="name")

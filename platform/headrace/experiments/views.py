@@ -13,9 +13,10 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from headrace import figures
 from headrace.experiments import forms, guide, listing, services
+from headrace.experiments.editions import edition
 from headrace.experiments.forms import EditForm
 from headrace.experiments.models import Run
-from headrace.experiments.problems import BadInput
+from headrace.experiments.problems import BadInput, WrongState
 from headrace.experiments.states import RunState
 from headrace.schema_form import lookup
 from headrace.teams.policy import can
@@ -108,18 +109,25 @@ def edit(request: HttpRequest, public_id: str) -> HttpResponse:
     run = run_or_404(request.user, public_id)
     if not can(request.user, "run.edit", run):
         raise PermissionDenied("Your role in this team does not allow editing this run.")
-    form = EditForm(request.POST or None, initial={"name": run.name, "note": run.note, "tags": ", ".join(run.tags)})
+    newest = edition(run)
+    status = 200
+    form = EditForm(request.POST or None, initial={"name": run.name, "note": run.note, "tags": ", ".join(run.tags), "version": newest})
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
         user: Any = request.user
         try:
-            services.edit_run(run, user, name=data["name"], note=data["note"], tags=data["tags"])
+            services.edit_run(run, user, name=data["name"], note=data["note"], tags=data["tags"], version=data["version"] or None)
+        except WrongState as fault:
+            # What was typed stays; saved once more, it is known that it replaces what the other wrote.
+            form.data = {**form.data.dict(), "version": newest}
+            status = 409
+            form.add_error(None, forms.sentence(fault.message, f"now it is “{run.name}”; save again to replace that"))
         except BadInput as fault:
             form.add_error(fault.field if fault.field in form.fields else None, forms.sentence(fault.message, fault.cure))
         else:
             return redirect(f"/runs/{run.public_id}/")
     context = {"section": "runs", "run": run, "form": form, "can_delete": can(request.user, "run.delete", run)}
-    return render(request, "runs/edit.html", context, status=422 if form.errors else 200)
+    return render(request, "runs/edit.html", context, status=422 if form.errors and status == 200 else status)
 
 
 @require_POST
