@@ -240,7 +240,10 @@ def _around(world: World) -> None:
     AlertDelivery.objects.create(team=team, alert=alert, channel=channel, channel_name=channel.name, purpose="fired", state="sent")
     invitation, _ = invitations.invite(by=owner, team=team, email=f"guest@{word}.example")
     token, _ = issue_api_token(user=owner, team=team, name=f"{word} key", scope="read")
-    session = SignIn.objects.create(user=owner, session_key=secrets.token_hex(16), agent=f"{word} browser")
+    browser = Client()
+    browser.force_login(owner)
+    SignIn.objects.filter(session_key=browser.session.session_key).update(agent=f"{word} browser")
+    session = SignIn.objects.get(session_key=browser.session.session_key)
     cluster = Cluster.objects.create(team=team, name=f"{word} cluster", address="http://127.0.0.1:1", is_default=True)
     world.ids |= {"channel": channel.public_id, "rule": rule.public_id, "alert": alert.public_id, "invitation": invitation.public_id}
     world.ids |= {"token": token.public_id, "session": session.public_id, "cluster": cluster.public_id}
