@@ -117,7 +117,7 @@ export class Charts {
     const places = view.axis === "step" ? null : this.placesOfSteps();
     const placed = rows.map(([step, counts]) => [places ? places.get(step) ?? null : step, counts]).filter(([at]) => at !== null);
     const cells = gathered(placed, HEAT_COLUMNS).flatMap(([at, width, counts]) => share(counts).map((part, lag) => [at, width, lag, part])).filter((cell) => cell[3] > 0);
-    Object.assign(trace, { x: cells.map(([at]) => at), width: cells.map(([, width]) => width), base: cells.map(([, , lag]) => lag - 0.46), y: cells.map(() => 0.92), text: cells.map(([, , lag, part]) => `${lag}: ${short(part)} %`) });
+    Object.assign(trace, { x: cells.map(([at]) => at), width: cells.map(([, width]) => width), base: cells.map(([, , lag]) => lag - 0.46), y: cells.map(() => 0.92), textposition: "none", text: cells.map(([, , lag, part]) => `${lag}: ${short(part)} %`) });
     trace.marker = { ...trace.marker, color: cells.map(([, , , part]) => part) };
     return rows.length;
   }
