@@ -481,3 +481,14 @@ def test_a_ray_that_refuses_ends_the_probe(artifact: Artifact, owner: User, ray:
     assert probing.launch(probe.public_id) is False
     probe.refresh_from_db()
     assert probe.state == JobState.FAILED and probe.problem and "Ray refused" in probe.problem["message"]
+
+
+def test_the_files_tab_leads_to_every_table_in_every_format(run: Run, owner: User) -> None:
+    client = Client()
+    client.force_login(owner)
+    for page in (f"/runs/{run.public_id}/", f"/runs/{run.public_id}/artifacts/"):
+        links = {html.unescape(link) for link in re.findall(r'href="(/api/v1/runs/[^"]+/export[^"]*)"', client.get(page).content.decode())}
+        assert len(links) == 12, page
+    for link in links:
+        answer = client.get(link)
+        assert answer.status_code == 200 and "attachment" in answer["Content-Disposition"], link

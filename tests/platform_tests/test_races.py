@@ -75,6 +75,14 @@ def test_as_many_as_fit_side_by_side(team: Team, maker: User) -> None:
     assert advance() == 1 and Run.unscoped.count() == 4
 
 
+def test_held_races_keep_nobody_from_a_turn(team: Team, maker: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MOST_RACES", 1)
+    held, behind = make(team, maker), make(team, maker)
+    services.pause_race(held, maker)
+    assert advance() == 1
+    assert [entry.run is not None for entry in (*entries(held)[:1], *entries(behind)[:1])] == [False, True]
+
+
 def test_a_process_that_dies_in_the_middle_leaves_nothing_twice(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     class Died(BaseException):
         """As kill -9: no handler of ours runs."""

@@ -19,6 +19,7 @@ from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
 from headrace.telemetry.access import run_or_404
+from headrace.telemetry.export import FORMATS, WORDS
 from headrace.telemetry.queries import integer
 from headrace.telemetry.views import json_of_run
 from workers.contract.errors import HeadraceError
@@ -33,6 +34,8 @@ def files_page(request: HttpRequest, public_id: str) -> HttpResponse:
         "run": run,
         "checkpoints": selectors.checkpoints(run),
         "others": selectors.others(run),
+        "tables": WORDS.items(),
+        "formats": FORMATS,
         "what": "adapter" if lookup(run.config.data, "lora.kind") == "adapter_only" else "model",
         "can_delete": can(request.user, "artifact.delete", run),
         "can_create": can(request.user, "run.create", run.team),

@@ -22,6 +22,7 @@ from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
 from headrace.telemetry.access import run_or_404
+from headrace.telemetry.export import FORMATS, WORDS
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
 
@@ -82,6 +83,8 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "resumable": run.state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) and run.source != Run.Source.UPLOAD,
         "charts": figures.charts(),
         "config_blocks": config_blocks(data),
+        "tables": WORDS.items(),
+        "formats": FORMATS,
         "design": guide.design_of(data),
         "preset": guide.preset_of(run.preset),
         "page_data": {

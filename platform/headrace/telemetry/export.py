@@ -242,3 +242,10 @@ FORMATS: dict[str, tuple[Callable[[pa.Schema, Iterator[pa.RecordBatch]], Iterato
     "csv": (_csv, "text/csv; charset=utf-8"),
     "jsonl": (_jsonl, "application/x-ndjson"),
 }
+# What a page says of each table.
+WORDS = {
+    "series": "every point of every series, with time and step",
+    "samples": "the samples kept: prompt, completion, reward, advantage, versions",
+    "logs": "every log line",
+    "events": "all events as the run told them",
+}

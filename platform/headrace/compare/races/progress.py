@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db import DatabaseError, transaction
+from django.db.models import Case, When
 
 from headrace.compare.races import plan
 from headrace.compare.races.models import Race, RaceEntry
@@ -25,7 +26,7 @@ from workers.contract.errors import HeadraceError
 
 log = logging.getLogger(__name__)
 
-MOST_RACES = 50  # looked at in one pass, the longest untouched first
+MOST_RACES = 50  # looked at in one pass, the oldest first
 MOST_STARTS = 4  # of one race in one pass: a pass stays short
 LATER = timedelta(seconds=30)
 AGAIN = frozenset({RunState.FAILED, RunState.LOST})
@@ -76,7 +77,8 @@ def decide(asked: str, slots: Sequence[Slot], at_once: int) -> Step:
 
 def advance(now: datetime) -> int:
     """One pass over the open races. Returns how many runs were started. One race's trouble is that race's alone."""
-    open_races = Race.unscoped.filter(closed_at=None).exclude(try_again_at__gt=now).order_by("pk").values_list("pk", flat=True)
+    held_last = Case(When(asked=Race.Asked.PAUSE, then=1), default=0)  # held races must not keep those behind them from their turn
+    open_races = Race.unscoped.filter(closed_at=None).exclude(try_again_at__gt=now).order_by(held_last, "pk").values_list("pk", flat=True)
     started = 0
     for pk in list(open_races[:MOST_RACES]):
         try:
