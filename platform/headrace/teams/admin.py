@@ -11,6 +11,8 @@ from headrace.teams.models import ApiToken, AuditEvent, Invitation, Membership, 
 
 # Roles are memberships; a permission given to a group would do nothing in the product.
 admin.site.unregister(Group)
+# It opens by script after the page is drawn, and everything jumps; the first page and the trail at the top lead as far.
+admin.site.enable_nav_sidebar = False
 
 
 class ReadOnly(admin.ModelAdmin):
