@@ -68,6 +68,7 @@ def test_the_live_line_survives_a_stream_that_knows_only_ascii() -> None:
     raw = io.BytesIO()
     line = LiveLine(io.TextIOWrapper(raw, encoding="ascii"))
     state = {
+        "status": "running",
         "step": 1,
         "steps_total": 2,
         "flow": {"train_samples_per_s": 1.5},
