@@ -78,6 +78,7 @@ def launch(page: Page, name: str) -> str:
     page.get_by_role("button", name="Review").click()
     page.get_by_role("button", name="Launch").click()
     expect(page.locator("#state-chip")).to_be_visible()
+    page.wait_for_load_state()
     return page.url.rstrip("/").rpartition("/")[2]
 
 

@@ -99,6 +99,7 @@ def launch(page: Page, name: str, tiny: Path, preset: str = "demo", **changes: o
     expect(page.locator("#resolved-config")).to_contain_text(str(tiny))
     page.get_by_role("button", name="Launch").click()
     expect(page.locator("#state-chip")).to_be_visible()
+    page.wait_for_load_state()
     return page.url.rstrip("/").rpartition("/")[2]
 
 
@@ -171,7 +172,7 @@ IN_EVERY_SUITE = ("pipelinerl", "atropos", "trl-sync", "torchforge")  # one of e
 )
 def test_a_librarys_style_is_launched_from_the_form_and_its_page_shows_it(page: Page, tiny: Path, preset: str) -> None:
     # Groups of 8: of fewer samples of a random model nearly all are equal, which some styles refuse to train
-    run = launch(page, f"as {preset}", tiny, preset, budget__steps=4, buffer__depth=8, batch__group_size=8)
+    run = launch(page, f"as {preset}", tiny, preset, budget__steps=4, buffer__depth=16, batch__group_size=8)
     expect(page.locator("#state-chip")).to_have_text(re.compile("succeeded|failed"), timeout=180_000)
     assert page.inner_text("#state-chip") == "succeeded", page.inner_text("#failure")
     for axis, kinds in presets.described(preset)["axes"].items():

@@ -84,6 +84,7 @@ def launch(page: Page, name: str) -> str:
     page.get_by_role("button", name="Review").click()
     page.get_by_role("button", name="Launch").click()
     expect(page.locator("#state-chip")).to_be_visible()
+    page.wait_for_load_state()
     return page.url.rstrip("/").rpartition("/")[2]
 
 
@@ -194,7 +195,11 @@ def test_a_failure_names_cause_and_cure_and_leads_to_the_field(page: Page, serve
     expect(page.locator("#failure")).to_contain_text("lower optimizer.learning_rate")
     expect(page.locator("#failure")).to_contain_text("step 3: loss nan")
     page.get_by_role("link", name="Clone and fix").click()
-    expect(page.locator("#field-optimizer-learning-rate")).to_have_attribute("aria-invalid", "true")
+    rate = page.locator("#field-optimizer-learning-rate")
+    expect(page.locator("#check-state")).not_to_have_text("Not checked yet")
+    expect(rate).to_have_attribute("aria-invalid", "true")
+    rate.fill("0.0001")
+    expect(rate).not_to_have_attribute("aria-invalid", "true")
 
 
 def test_a_resume_goes_on_in_the_open_page(page: Page, server: WebServer) -> None:
@@ -318,6 +323,21 @@ def test_cancel_before_launch(page: Page) -> None:
     page.get_by_role("button", name="Yes, cancel it").click()
     expect(page.locator("#state-chip")).to_have_text("cancelled")
     expect(page.get_by_role("link", name="Resume")).to_be_visible()
+
+
+def test_what_cannot_be_undone_is_asked_before_any_module_has_come(server: WebServer, browser: Browser, signed_in: str) -> None:
+    context = browser.new_context(storage_state=signed_in, base_url=server.url)
+    page = context.new_page()
+    run = launch(page, "not by accident")
+    page.route("**/static/js/run/**", lambda route: route.abort())
+    page.reload()
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    assert [words[:16] for words in asked] == ["Cancel this run?"]
+    page.goto(f"/runs/{run}/")
+    expect(page.locator("#state-chip")).to_have_text("queued")
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -114,9 +114,10 @@ def test_samples_are_filtered_sorted_and_shared_by_their_address(page: Page, dri
     page.get_by_role("button", name="The next step that has samples").click()
     expect(page.locator("#samples-step")).to_have_value("4")
     page.get_by_label("Sort").select_option("reward")
-    expect(page.locator(".sample-row").first).to_contain_text("0.50")
+    expect(page.locator(".sample-row").first).to_contain_text(re.compile("0.50.*step 4"))
     page.locator(".sample-row").nth(2).click()
-    chosen = page.locator("#sample-detail-title").inner_text()
+    chosen = f"Sample {(page.locator('.sample-row').nth(2).get_attribute('data-sample') or '').partition('/')[2]}, step 4"
+    expect(page.locator("#sample-detail-title")).to_have_text(chosen)
     page.get_by_label("Shade tokens by").select_option("mismatch")
     address = page.get_by_role("link", name="Open as a page").get_attribute("href")
     assert address and "s.shade=mismatch" in address and "s.sample=1" in address

@@ -134,7 +134,7 @@ def launch(page: Page, server: WebServer, name: str) -> Teller:
     page.get_by_label("Name of the run").first.fill(name)
     page.get_by_role("button", name="Review").click()
     page.get_by_role("button", name="Launch").click()
-    page.wait_for_url(re.compile(r"/runs/[a-z2-7]{12}/"))
+    page.wait_for_url(re.compile(r"/runs/[a-z2-7]{12}/"), wait_until="load")
     found = re.search(r"/runs/([a-z2-7]{12})/", page.url)
     assert found
     return Teller(server, found.group(1))

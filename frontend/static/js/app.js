@@ -1,4 +1,4 @@
-// On every page: theme toggle, shortcuts, times in the reader's zone, confirmations.
+// On every page: theme toggle, shortcuts, times in the reader's zone.
 import { ago, ahead, when } from "./format.js";
 
 const root = document.documentElement;
@@ -101,10 +101,6 @@ document.addEventListener("click", (event) => {
   if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   if (event.target === drawer) drawer.close();
   if (menu?.open && !menu.contains(event.target)) menu.open = false;
-});
-document.addEventListener("submit", (event) => {
-  const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;
-  if (question && !window.confirm(question)) event.preventDefault();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new CustomEvent("themechange")));
 

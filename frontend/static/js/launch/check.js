@@ -11,6 +11,9 @@ export function startCheck(form, reveal) {
   let timer = 0;
   let current = null;
   const state = byId("check-state");
+  // Why the cloned run failed stands at its field until that field is changed, however sound its value is.
+  const blamed = form.elements.namedItem(new URLSearchParams(location.search).get("fix") ?? "");
+  const failed = blamed?.value;
 
   async function check() {
     current?.abort();
@@ -32,7 +35,7 @@ export function startCheck(form, reveal) {
     const { problems, warnings } = answer;
     state.dataset.verdict = problems.length ? "bad" : warnings.length ? "warn" : "good";
     state.textContent = problems.length ? plural(problems.length, "problem") : warnings.length ? plural(warnings.length, "warning") : "Ready to launch";
-    atFields(form, problems, warnings);
+    atFields(form, problems, warnings, blamed?.value === failed ? blamed : null);
     verdict(problems, warnings);
     changes(answer);
     if (answer.commands.length) commands(answer.commands);
@@ -66,14 +69,14 @@ export function startCheck(form, reveal) {
 }
 
 // Sentences beside their inputs. Those that the server rendered are replaced by fresher ones.
-function atFields(form, problems, warnings) {
+function atFields(form, problems, warnings, kept) {
   const told = new Map();
   for (const [kind, rows] of [["errors", problems], ["warnings", warnings]]) for (const row of rows) told.set(`${row.id} ${kind}`, [...(told.get(`${row.id} ${kind}`) ?? []), row.text]);
   for (const list of form.querySelectorAll("ul.errors, ul.warnings")) {
     const key = list.dataset.of ?? `${list.id.replace(/-errors$/, "")} errors`;
-    if (!told.has(key)) fillList(list, []);
+    if (!told.has(key) && key !== `${kept?.id} errors`) fillList(list, []);
   }
-  for (const input of form.querySelectorAll("[aria-invalid]")) if (!told.has(`${input.id} errors`)) input.removeAttribute("aria-invalid");
+  for (const input of form.querySelectorAll("[aria-invalid]")) if (input !== kept && !told.has(`${input.id} errors`)) input.removeAttribute("aria-invalid");
   for (const [key, texts] of told) {
     const [id, kind] = key.split(" ");
     const input = byId(id);

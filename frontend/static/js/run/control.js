@@ -14,6 +14,12 @@ export function startControl(base) {
   const dialog = byId("control-ask");
   const forms = [...box.querySelectorAll("form[data-press]")];
   const formOf = (name) => forms.find((form) => form.dataset.press === name);
+  // From here on the page's own dialog asks.
+  const questions = new Map();
+  for (const form of forms.filter((one) => one.dataset.confirm)) {
+    questions.set(form, form.dataset.confirm);
+    delete form.dataset.confirm;
+  }
 
   function problem(words, place = byId("control-problem")) {
     place.hidden = !words;
@@ -98,8 +104,8 @@ export function startControl(base) {
   function press(form) {
     const state = data[form.dataset.press];
     if (!state.enabled) return problem(`Not now: ${state.why}.`);
-    if (!form.dataset.ask) return send(form);
-    setText(byId("control-ask-words"), form.dataset.ask);
+    if (!questions.has(form)) return send(form);
+    setText(byId("control-ask-words"), questions.get(form));
     dialog.dataset.press = form.dataset.press;
     return dialog.showModal();
   }

@@ -39,7 +39,7 @@ export class SampleDetail {
     } catch (error) {
       if (this.key === key) this.box.replaceChildren(el("p", { class: "none" }, `This sample could not be fetched (${error.message}).`));
     } finally {
-      this.box.removeAttribute("aria-busy");
+      if (this.key === key) this.box.removeAttribute("aria-busy");
     }
   }
 

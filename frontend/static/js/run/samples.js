@@ -162,6 +162,7 @@ export class Samples {
     const turn = (this.loading += 1);
     const groups = this.state.view === "groups";
     byId("samples-problem").hidden = true;
+    this.box.setAttribute("aria-busy", "true");
     try {
       if (!this.facets || !more) await this.fillFacets();
       const path = groups ? "samples/groups.json" : "samples.json";
@@ -181,6 +182,8 @@ export class Samples {
       const problem = byId("samples-problem");
       problem.hidden = false;
       problem.textContent = `The samples could not be fetched: ${error.message}.`;
+    } finally {
+      if (turn === this.loading) this.box.removeAttribute("aria-busy");
     }
   }
 

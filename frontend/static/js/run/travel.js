@@ -25,7 +25,7 @@ const upTo = (t, digits) => (Math.ceil(t * 10 ** digits) / 10 ** digits).toFixed
 export class Travel {
   // changed() draws every panel again.
   constructor({ base, view, get, changed }) {
-    Object.assign(this, { base, view, get, changed, axis: null, wanted: null, asking: false, playing: 0, alerts: [] });
+    Object.assign(this, { base, view, get, changed, axis: null, wanted: null, asking: false, playing: 0, turn: 0, alerts: [] });
     this.box = byId("travel");
     this.slider = byId("travel-axis");
     this.bind();
@@ -53,6 +53,7 @@ export class Travel {
       this.drawAlerts();
     } catch (error) {
       console.warn("The time bar could not be loaded:", error.message);
+      this.box.hidden = !this.axis;
       return;
     } finally {
       this.box.classList.remove("awaited");
@@ -160,9 +161,9 @@ export class Travel {
     this.asking = true;
     try {
       while (this.wanted !== null && this.shown !== this.wanted) {
-        const t = this.wanted;
+        const [t, turn] = [this.wanted, this.turn];
         const then = await this.get(`then.json?t=${upTo(t, 3)}`);
-        if (this.wanted === null) break;
+        if (turn !== this.turn) continue; // the reader has been back in the present since
         this.shown = t;
         showPast(this.view, then, this.axis.attempts.map((row) => row.start));
         this.drawPlace();
@@ -181,6 +182,7 @@ export class Travel {
   live() {
     this.stop();
     clearTimeout(this.linking);
+    this.turn += 1;
     this.wanted = this.shown = null;
     showPresent(this.view);
     setParams({ t: null });

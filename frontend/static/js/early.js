@@ -8,3 +8,8 @@
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();
+// A question before what cannot be undone: here, not in a module, so that it is asked however slowly the modules come.
+document.addEventListener("submit", (event) => {
+  const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;
+  if (question && !window.confirm(question)) event.preventDefault();
+});
