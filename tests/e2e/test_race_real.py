@@ -37,7 +37,7 @@ def page() -> Iterator[Page]:
 
 
 def test_a_race_survives_a_kill_and_reports(page: Page, tmp_path: Path) -> None:
-    data, port = tmp_path / "data", free_ports(1)[0]
+    data, port, before_all = tmp_path / "data", free_ports(1)[0], segments()
     up = Up(data, port)
     try:
         race = start(page, up, make_tiny_model(tmp_path / "tiny"))
@@ -63,6 +63,11 @@ def test_a_race_survives_a_kill_and_reports(page: Page, tmp_path: Path) -> None:
         if up.process.poll() is None:
             up.stop()
     assert_nothing_left(up.layout)
+    assert segments() <= before_all
+
+
+def segments() -> set[Path]:
+    return set(Path("/dev/shm").glob("hr-*"))
 
 
 def start(page: Page, up: Up, tiny: Path) -> str:
