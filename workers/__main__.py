@@ -70,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, required=True, help="a folder that is not there yet, or is empty")
     prepare = commands.add_parser("prepare-model", help="make the built-in model ready, once")
     prepare.add_argument("--out", type=Path, help="folder for models (default: $HEADRACE_MODELS or ~/.cache/headrace/models)")
+    engine = commands.add_parser("install-engine", help="install another engine beside Headrace's own, in the build that fits this machine")
+    engine.add_argument("engine", choices=["vllm"])
     selftest = commands.add_parser("selftest", help="prove on this machine that carriers and transports change no bit")
     selftest.add_argument("--json", action="store_true", help="print the checks as JSON")
     return top
@@ -190,6 +192,13 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _install_engine(arguments: argparse.Namespace) -> int:
+    from workers.rollout.vllm import install
+
+    say(f"{arguments.engine} is installed, at the versions of {install.install()}")
+    return ExitCode.OK
+
+
 def _selftest(arguments: argparse.Namespace) -> int:
     from workers import selftest
 
@@ -214,6 +223,7 @@ COMMANDS = {
     "probe": _probe,
     "export": _export,
     "prepare-model": _prepare,
+    "install-engine": _install_engine,
     "selftest": _selftest,
 }
 

@@ -94,6 +94,8 @@ def web(layout: Layout, env: dict[str, str]) -> Child:
         "--ws-max-size",
         "65536",
         "--no-server-header",
+        "--loop",  # the same one whatever else is installed: an engine may bring another
+        "asyncio",
     ]
     return _child("web", argv, layout, env, lambda: _live(layout), 60)
 
