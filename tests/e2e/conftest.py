@@ -1,4 +1,4 @@
-"""One real Ray head for the whole session, on ports and folders of its own."""
+"""The browser's fixtures, and one real Ray head for the whole session, on ports and folders of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from headrace.supervisor import parts, pidfile
 from headrace.supervisor.layout import Layout, free_ports
 from headrace.supervisor.process import MARK, Child, become_subreaper, carrying, end, reap_orphans
+from tests.e2e.browsing import browser, forgiven, options, page, served, server, signed_in  # noqa: F401
 
 
 def wait_until(condition, seconds: float, what: str, every: float = 0.1):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, WebServer, chromium
+from tests.e2e.web_rig import PASSWORD, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -79,31 +78,12 @@ def drive(server: WebServer, attempt: str, token: str, reward: float, *, first: 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("web"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
 def made(server: WebServer) -> list[list[str]]:
     """[run, attempt, token] of each of RUNS, all driven."""
     found: list[list[str]] = json.loads(server._python("-c", SETUP, PASSWORD, json.dumps(RUNS)))
     for (_, attempt, token), (_, _, _, reward) in zip(found, RUNS, strict=True):
         drive(server, attempt, token, reward)
     return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +100,9 @@ def signed_in(server: WebServer, browser: Browser, made: list[list[str]]) -> str
     return str(kept)
 
 
-@pytest.fixture
-def page(server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    context = browser.new_context(storage_state=signed_in, base_url=server.url, viewport={"width": 1440, "height": 900})
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    opened.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
+@pytest.fixture(scope="module")
+def options() -> dict[str, Any]:
+    return {"viewport": {"width": 1440, "height": 900}}
 
 
 def shown(page: Page) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from django.urls import URLPattern, URLResolver, get_resolver
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Response
 
 from tests.e2e import full_house
-from tests.e2e.web_rig import WATCH, WebServer, chromium
+from tests.e2e.web_rig import WATCH, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text(encoding="utf-8")
@@ -149,14 +149,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
 @pytest.fixture(scope="module")
 def house(server: WebServer) -> dict[str, str]:
     return full_house.make(server)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 class Watched:

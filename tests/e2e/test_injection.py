@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.hostile import PAYLOADS
-from tests.e2e.web_rig import WATCH, WebServer, chromium
+from tests.e2e.web_rig import WATCH, WebServer
 
 pytestmark = pytest.mark.e2e
 
@@ -60,27 +60,8 @@ PAGES = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("hostile"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
 def told(server: WebServer) -> dict[str, Any]:
     return json.loads(server._python("-m", "tests.e2e.hostile").splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+from tests.e2e.browsing import launch
+from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -17,69 +18,12 @@ AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pract
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("form"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def signed_in(server: WebServer, browser: Browser) -> str:
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link
-    page = browser.new_context().new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    page.wait_for_url("**/runs/")
-    page.context.storage_state(path=server.data / "session.json")
-    return str(server.data / "session.json")
-
-
-@pytest.fixture
-def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    """A signed-in page; errors, warnings of the console and breaches of the CSP fail the test."""
-    options = {"viewport": {"width": 1440, "height": 900}, **getattr(request, "param", {})}
-    context = browser.new_context(
-        storage_state=signed_in, base_url=server.url, permissions=["clipboard-read", "clipboard-write"], **options
-    )
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
+def options() -> dict[str, Any]:
+    return {"viewport": {"width": 1440, "height": 900}, "permissions": ["clipboard-read", "clipboard-write"]}
 
 
 def checked(page: Page, words: str | re.Pattern[str]) -> None:
     expect(page.locator("#check-state")).to_have_text(words)
-
-
-def launch(page: Page, name: str) -> str:
-    """The run that is launched from the open form. Returns its id."""
-    page.get_by_label("Name of the run").fill(name)
-    page.get_by_role("button", name="Review").click()
-    page.get_by_role("button", name="Launch").click()
-    expect(page.locator("#state-chip")).to_be_visible()
-    page.wait_for_load_state()
-    return page.url.rstrip("/").rpartition("/")[2]
 
 
 def test_the_form_is_searched_checked_and_told_by_command(page: Page) -> None:
@@ -194,10 +138,12 @@ def test_a_sweep_is_told_before_launched_at_once_and_ended_at_once(page: Page) -
     page.get_by_role("button", name="Launch 6 runs").click()
     page.wait_for_url("**/sweeps/*/")
     expect(page.locator(".sweep-table tbody tr")).to_have_count(6)
-    page.once("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Cancel all").click()
-    expect(page.get_by_text("6 runs were asked to stop")).to_be_visible()
-    expect(page.locator(".sweep-table [data-state=cancelled]")).to_have_count(6)
+    asking = page.context.new_page()  # the page of the fixture takes a question for a fault
+    asking.goto(page.url)
+    asking.once("dialog", lambda dialog: dialog.accept())
+    asking.get_by_role("button", name="Cancel all").click()
+    expect(asking.get_by_text("6 runs were asked to stop")).to_be_visible()
+    expect(asking.locator(".sweep-table [data-state=cancelled]")).to_have_count(6)
 
 
 @pytest.mark.parametrize(

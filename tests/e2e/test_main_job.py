@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from headrace.dispatch import remains
 from headrace.supervisor.layout import free_ports
+from tests.e2e.browsing import sign_up
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up, assert_nothing_left
-from tests.e2e.web_rig import PASSWORD, WATCH, chromium
+from tests.e2e.web_rig import WATCH
 from tests.workers.tiny_model import make_tiny_model
 from workers.contract import presets
 
@@ -59,14 +60,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
 def page(up: Up, browser: Browser) -> Iterator[Page]:
     """Signed in through the printed link, as its first admin."""
     context = browser.new_context(base_url=up.layout.base_url)
@@ -75,12 +68,7 @@ def page(up: Up, browser: Browser) -> Iterator[Page]:
     opened.set_default_timeout(60_000)
     breaches: list[str] = []
     opened.on("console", lambda line: breaches.append(line.text) if "Content Security Policy" in line.text else None)
-    opened.goto(up.link())
-    opened.get_by_label("E-mail").fill("ada@example.org")
-    opened.get_by_label("Password", exact=True).fill(PASSWORD)
-    opened.get_by_label("Password again").fill(PASSWORD)
-    opened.get_by_role("button", name="Create my account").click()
-    expect(opened.get_by_role("heading", name="No runs yet")).to_be_visible()
+    sign_up(opened, up.link())
     yield opened
     assert breaches + opened.evaluate("window.breaches") == []
     context.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+from tests.e2e.browsing import launch
+from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -19,73 +19,14 @@ HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("web"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def signed_in(server: WebServer, browser: Browser) -> str:
-    """Goes through the one-time link as the first admin does. Returns the path of the browser's stored session."""
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link, "bootstrap prints the set-up link"
-    page = browser.new_context().new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
-    kept = server.data / "session.json"
-    page.context.storage_state(path=kept)
-    page.goto(link.group(0))
-    expect(page.get_by_role("heading", name="no longer works")).to_be_visible()
-    return str(kept)
-
-
-@pytest.fixture
-def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    """A signed-in page. `@pytest.mark.parametrize("page", [options], indirect=True)` gives the context's options."""
-    context = browser.new_context(storage_state=signed_in, base_url=server.url, **getattr(request, "param", {}))
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    opened.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
+def forgiven() -> re.Pattern[str]:
+    """What refused forms, a page that does not exist and a server that is stopped on purpose leave in the console."""
+    return re.compile("status of (404|422)|ERR_CONNECTION_REFUSED|ERR_FAILED|Failed to fetch")
 
 
 def open_tab(page: Page, name: str) -> None:
     """One of the run page's tabs."""
     page.get_by_role("tab", name=name, exact=True).click()
-
-
-def launch(page: Page, name: str) -> str:
-    """Through the form, as a person does. Returns the run's id."""
-    page.goto("/runs/new/")
-    page.get_by_label("Name of the run").fill(name)
-    page.get_by_role("button", name="Review").click()
-    page.get_by_role("button", name="Launch").click()
-    expect(page.locator("#state-chip")).to_be_visible()
-    page.wait_for_load_state()
-    return page.url.rstrip("/").rpartition("/")[2]
 
 
 def test_the_form_shows_faults_at_their_field_then_the_resolved_config_then_launches(page: Page) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from headrace.supervisor.layout import free_ports
+from tests.e2e.browsing import sign_up
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up, assert_nothing_left
-from tests.e2e.web_rig import PASSWORD, WATCH, chromium
+from tests.e2e.web_rig import WATCH
 from tests.workers.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -27,13 +28,11 @@ WORKLOAD = {
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        context = browser.new_context()
-        context.add_init_script(WATCH)
-        yield context.new_page()
-        browser.close()
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context()
+    context.add_init_script(WATCH)
+    yield context.new_page()
+    context.close()
 
 
 def test_a_race_survives_a_kill_and_reports(page: Page, tmp_path: Path) -> None:
@@ -72,11 +71,7 @@ def segments() -> set[Path]:
 
 def start(page: Page, up: Up, tiny: Path) -> str:
     """As a new maintainer does: the link, the form, the button. Returns the race's address."""
-    page.goto(up.link())
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
+    sign_up(page, up.link())
     page.goto(f"{up.layout.base_url}/races/new/?preset=demo&preset=trl-sync")
     page.get_by_role("checkbox", name="TRL: synchronous").uncheck()
     page.locator("#race-own summary").click()

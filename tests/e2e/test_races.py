@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, WebServer, chromium
+from tests.e2e.web_rig import WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -33,58 +31,6 @@ for entry in RaceEntry.unscoped.filter(run__state="queued").select_related("run"
     found.append([entry.contender, entry.seed, attempt.public_id, issue_run_token(attempt)])
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("web"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def signed_in(server: WebServer, browser: Browser) -> str:
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link
-    page = browser.new_context().new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    page.wait_for_url("**/runs/")
-    kept = server.data / "session.json"
-    page.context.storage_state(path=kept)
-    return str(kept)
-
-
-@pytest.fixture
-def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    """A signed-in page; every error, dialog and breach of the policy fails the test."""
-    context = browser.new_context(storage_state=signed_in, base_url=server.url, **getattr(request, "param", {}))
-    context.set_default_timeout(10_000)
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
-    yield opened
-    if getattr(request, "param", {}).get("java_script_enabled", True):
-        problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
 
 
 def advance(server: WebServer) -> list[list[Any]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+from tests.e2e.browsing import launch
+from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -22,62 +22,8 @@ LANES = ("trainer", "generator/0")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("charts"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def signed_in(server: WebServer, browser: Browser) -> str:
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link
-    page = browser.new_context().new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    page.wait_for_url(re.compile("/runs/"))
-    kept = server.data / "session.json"
-    page.context.storage_state(path=kept)
-    return str(kept)
-
-
-@pytest.fixture
-def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    context = browser.new_context(storage_state=signed_in, base_url=server.url, accept_downloads=True, **getattr(request, "param", {}))
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
-
-
-def launch(page: Page, name: str) -> str:
-    page.goto("/runs/new/")
-    page.get_by_label("Name of the run").fill(name)
-    page.get_by_role("button", name="Review").click()
-    page.get_by_role("button", name="Launch").click()
-    expect(page.locator("#state-chip")).to_be_visible()
-    page.wait_for_load_state()
-    return page.url.split("?")[0].rstrip("/").rpartition("/")[2]
+def options() -> dict[str, Any]:
+    return {"accept_downloads": True}
 
 
 def train(driver: Driver, spans: bool) -> None:

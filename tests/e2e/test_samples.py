@@ -7,15 +7,15 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.browsing import launch
 from tests.e2e.samples_rig import ANSWER, MANAGE, PAYLOADS, sample, tell
-from tests.e2e.test_pages import AXE, AXE_RULES, launch
-from tests.e2e.web_rig import PASSWORD, ROOT, WATCH, Driver, WebServer, chromium
+from tests.e2e.test_pages import AXE, AXE_RULES
+from tests.e2e.web_rig import ROOT, Driver, WebServer
 
 pytestmark = pytest.mark.e2e
 MARKS = (
@@ -30,58 +30,19 @@ MARKS = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("samples"))
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
+def forgiven() -> re.Pattern[str]:
+    """What refused filters and questions leave in the console."""
+    return re.compile("status of (400|422)")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def driver(server: WebServer, browser: Browser) -> Driver:
-    """One run with everything to show, and a signed-in session beside it."""
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link
-    context = browser.new_context(base_url=server.url)
-    page = context.new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
-    made = Driver(server, launch(page, "samples"))
-    context.storage_state(path=server.data / "session.json")
+def driver(server: WebServer, browser: Browser, signed_in: str) -> Driver:
+    """One run with everything to show."""
+    context = browser.new_context(base_url=server.url, storage_state=signed_in)
+    made = Driver(server, launch(context.new_page(), "samples"))
     context.close()
     tell(server, made)
     return made
-
-
-@pytest.fixture
-def page(request: pytest.FixtureRequest, server: WebServer, browser: Browser, driver: Driver) -> Iterator[Page]:
-    options = getattr(request, "param", {})
-    context = browser.new_context(storage_state=str(server.data / "session.json"), base_url=server.url, **options)
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    opened.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
 
 
 def python(server: WebServer, what: str, run: str, given: str = "") -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from tests.e2e.web_rig import PASSWORD, WATCH, Driver, WebServer, chromium
+from tests.e2e.browsing import launch
+from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
 AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
@@ -78,66 +79,23 @@ def hook() -> Iterator[Hook]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, hook: Hook) -> Iterator[WebServer]:
-    web = WebServer(tmp_path_factory.mktemp("web"))
-    web.env["HEADRACE_ALERT_HOSTS"] = f"127.0.0.1:{hook.server_port}"
-    web.manage("migrate", "--verbosity", "0")
-    web.start()
-    try:
-        yield web
-    finally:
-        web.stop()
+def served(hook: Hook) -> dict[str, str]:
+    return {"HEADRACE_ALERT_HOSTS": f"127.0.0.1:{hook.server_port}"}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        yield opened
-        opened.close()
+def options() -> dict[str, Any]:
+    return {"viewport": {"width": 1280, "height": 900}}
 
 
 @pytest.fixture(scope="module")
-def signed_in(server: WebServer, browser: Browser) -> str:
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link
-    page = browser.new_context().new_page()
-    page.goto(link.group(0))
-    page.get_by_label("E-mail").fill("ada@example.org")
-    page.get_by_label("Password", exact=True).fill(PASSWORD)
-    page.get_by_label("Password again").fill(PASSWORD)
-    page.get_by_role("button", name="Create my account").click()
-    expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
-    kept = server.data / "session.json"
-    page.context.storage_state(path=kept)
-    return str(kept)
+def forgiven() -> re.Pattern[str]:
+    """What a refused press, and an answer that was spoilt on purpose, leave in the console."""
+    return re.compile("the server responded with a status of 4|could not be|not fresh")
 
 
-@pytest.fixture
-def page(server: WebServer, browser: Browser, signed_in: str) -> Iterator[Page]:
-    context = browser.new_context(storage_state=signed_in, base_url=server.url, viewport={"width": 1280, "height": 900})
-    context.add_init_script(WATCH)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    refused = "the server responded with a status of 4"  # what a refused press leaves in the console
-    opened.on("console", lambda line: problems.append(line.text) if line.type == "error" and refused not in line.text else None)
-    yield opened
-    problems += opened.evaluate("window.breaches")
-    context.close()
-    assert problems == []
-
-
-def launch(page: Page, server: WebServer, name: str) -> Teller:
-    page.goto("/runs/new/")
-    page.get_by_label("Name of the run").first.fill(name)
-    page.get_by_role("button", name="Review").click()
-    page.get_by_role("button", name="Launch").click()
-    page.wait_for_url(re.compile(r"/runs/[a-z2-7]{12}/"), wait_until="load")
-    found = re.search(r"/runs/([a-z2-7]{12})/", page.url)
-    assert found
-    return Teller(server, found.group(1))
+def launched(page: Page, server: WebServer, name: str) -> Teller:
+    return Teller(server, launch(page, name))
 
 
 def becomes(page: Page, expression: str, seconds: float = 10.0) -> None:
@@ -163,7 +121,7 @@ def check(page: Page) -> None:
 
 
 def test_any_second_of_a_run_is_shown_and_left_again(page: Page, server: WebServer) -> None:
-    driver = launch(page, server, "travelled")
+    driver = launched(page, server, "travelled")
     began = driver.ten_minutes()
     page.goto(f"/runs/{driver.run}/")
     bar = page.locator("#travel-axis")
@@ -231,7 +189,7 @@ def test_any_second_of_a_run_is_shown_and_left_again(page: Page, server: WebServ
 
 
 def test_controls_are_pressed_followed_and_refused_in_words(page: Page, server: WebServer) -> None:
-    driver = launch(page, server, "steered")
+    driver = launched(page, server, "steered")
     driver.started()
     driver.step(1, reward=0.1)
     expect(page.locator("#flow")).to_contain_text("48 of 64 slots busy")
@@ -288,7 +246,7 @@ def test_a_rule_is_offered_tried_fires_and_is_told(page: Page, server: WebServer
     expect(page.locator("#rules tbody tr")).to_have_count(5)
     check(page)
 
-    driver = launch(page, server, "alarmed")
+    driver = launched(page, server, "alarmed")
     driver.ten_minutes()
     page.goto(f"/alerts/rules/new/?kind=threshold&run={driver.run}")
     page.get_by_label("Name").fill(f"Low {HOSTILE}")
