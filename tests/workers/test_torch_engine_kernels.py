@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from workers.rollout.torch import native
+from workers.rollout.torch.adapter import Pair
 from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import PlainKernels
-from workers.rollout.torch.native import NativeKernels, kernels_for, native_kernels
+from workers.rollout.torch.linear import Linear
+from workers.rollout.torch.native import NativeKernels, kernels_for, native_kernels, tile_kernels
 from workers.rollout.torch.shape import Shape
+from workers.rollout.torch.tiled import pack_pairs
 
 
 def shape(heads: int = 6, kv_heads: int = 2, dim: int = 64) -> Shape:
@@ -104,8 +107,73 @@ def test_no_compiler_and_no_write_access_fall_back(fresh: Path, monkeypatch: pyt
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = native._SOURCE.read_text().replace("sqrtf(sum / (float)width + eps)", "sqrtf(sum + eps)")
-    (fresh / "glue.c").write_text(source)
-    monkeypatch.setattr(native, "_SOURCE", fresh / "glue.c")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("sqrtf(sum / (float)width + eps)", "sqrtf(sum + eps)"),
+        ("- log(total)", "- log(total / 2)"),
+        ("if (residual)", "if (0)"),
+    ],
+)
+def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
+    for name in (native._HEADER, *native._SOURCES):
+        source = (native._FOLDER / name).read_text()
+        (fresh / name).write_text(source.replace(right, wrong))
+    monkeypatch.setattr(native, "_FOLDER", fresh)
     assert native_kernels() is None
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 61, 64, 130])
+@pytest.mark.parametrize(("inputs", "outputs", "rank"), [(576, 960, 16), (64, 48, 0), (1536, 576, 48)])
+def test_products_by_tiles_equal_plain_torch(kernels: NativeKernels, count: int, inputs: int, outputs: int, rank: int) -> None:
+    if not kernels.tiles:
+        assert tile_kernels(outputs, inputs) is None, "a machine without tiles multiplies by torch"
+        return
+    x, weight, residual = rows(count, inputs), rows(outputs, inputs, seed=1) / inputs**0.5, rows(count, outputs, seed=2)
+    bias = rows(outputs, seed=3)
+    a, b = rows(inputs, rank, seed=4) / inputs**0.5, rows(rank, outputs, seed=5)
+    pair = Pair(a, b, pack_pairs(a.unsqueeze(0), b.unsqueeze(0))[0]) if rank else None
+    linear = Linear(weight, bias)
+    wanted = x.double() @ weight.double().t() + bias.double() + ((x @ a).double() @ b.double() if rank else 0)
+    for ours, theirs in ((linear(x, pair), wanted), (linear.added_to(residual, x, pair), wanted + residual.double())):
+        # Rounded once, to 8 bits; the adapter's lowered rows twice.
+        assert ours.shape == theirs.shape and torch.allclose(ours.double(), theirs, rtol=2**-8, atol=0.05 if rank else 2**-8)
+    if pair is not None:
+        plain = linear(x).double()
+        assert (linear(x, pair).double() - wanted).abs().mean() < (plain - wanted).abs().mean() / 20, "the adapter counts"
+
+
+def test_sizes_that_do_not_divide_into_tiles_are_multiplied_by_torch() -> None:
+    x, weight = rows(5, 40), rows(24, 40, seed=1)
+    assert tile_kernels(24, 40) is None
+    assert torch.allclose(Linear(weight)(x).float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("vocabulary", [49152, 1000, 7])
+def test_drawing_equals_plain_torch(kernels: NativeKernels, vocabulary: int) -> None:
+    count = 300
+    logits = rows(count, vocabulary) * 3
+    temperatures = torch.tensor([1.0, 0.7, 1.3]).repeat(count // 3)
+    numbers = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    numbers[:3] = torch.tensor([2.0**-54, 1 - 2.0**-54, 0.5], dtype=torch.float64)
+    tokens, logprobs = kernels.draw(logits, temperatures.view(-1, 1), numbers)
+    theirs, _ = PlainKernels().draw(logits, temperatures.view(-1, 1), numbers)
+    exact = torch.log_softmax(logits.double() / temperatures.view(-1, 1), -1)
+    assert torch.allclose(logprobs.double(), exact.gather(1, tokens.view(-1, 1)).view(-1), atol=2e-6, rtol=1e-6)
+    assert (tokens == theirs).float().mean() > 0.99, "both walk the same distribution in the same order"
+    # The number lies within the drawn token's stretch of the cumulative distribution.
+    ends = exact.exp().cumsum(-1).gather(1, tokens.view(-1, 1)).view(-1)
+    assert (numbers < ends + 1e-6).all() and (numbers > ends - logprobs.double().exp() - 1e-6).all()
+
+
+def test_drawing_says_when_logits_are_broken_and_never_draws_the_impossible(kernels: NativeKernels) -> None:
+    half = torch.full((1,), 0.5, dtype=torch.float64)
+    for broken in (float("nan"), float("inf")):
+        logits = rows(1, 1000)
+        logits[0, 400] = broken
+        assert not kernels.draw(logits, torch.ones(1, 1), half)[1].isfinite().any()
+    lone = torch.full((1, 1000), float("-inf")).bfloat16()
+    lone[0, 300] = 1.0
+    for number in (2.0**-54, 0.5, 1 - 2.0**-54):
+        tokens, logprobs = kernels.draw(lone, torch.ones(1, 1), torch.tensor([number], dtype=torch.float64))
+        assert tokens.tolist() == [300] and logprobs.tolist() == pytest.approx([0.0], abs=1e-6)

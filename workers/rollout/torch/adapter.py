@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from workers.contract.errors import EngineError
+from workers.rollout.torch.native import tile_kernels
 from workers.rollout.torch.shape import Shape
+from workers.rollout.torch.tiled import TiledPair, pack_pairs
 
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z]+)_proj\.lora_([AB])\.weight")
 # PEFT wraps the stacked tensors of a sparse layer one inside the other: down_proj outside, gate_up_proj inside.
@@ -28,6 +30,7 @@ class Pair:
 
     a: torch.Tensor
     b: torch.Tensor
+    tiled: TiledPair | None = None  # the same, as the kernels read it
 
     def of(self, expert: int) -> Pair:
         """One expert's."""
@@ -65,12 +68,24 @@ def build_adapter(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: fl
         _check(layer, module, pair, inputs, outputs, shape.experts.count if shape.experts and module in EXPERTS else 1)
         if module in EXPERTS and shape.experts:
             adapter.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
-    for layer, pairs in enumerate(adapter.layers):
-        for fused, modules in FUSED.items():
-            if any((layer, module) in found for module in modules):
+    for fused, modules in FUSED.items():
+        alike: dict[tuple[object, ...], list[int]] = {}  # layers whose pairs have the same shapes: they are fused together
+        for layer in range(shape.layers):
+            given = [found.get((layer, module)) for module in modules]
+            if any(given):
                 widths = [_sizes(shape, layer)[module][1] for module in modules]
-                pairs[fused] = _fuse([found.get((layer, module)) for module in modules], widths, scaling, dtype)
+                key = tuple((width, pair and pair["A"].shape) for width, pair in zip(widths, given, strict=True))
+                alike.setdefault((*key, *_types(given)), []).append(layer)
+        for layers in alike.values():
+            widths = [_sizes(shape, layers[0])[module][1] for module in modules]
+            pairs = [[found.get((layer, module)) for layer in layers] for module in modules]
+            for layer, fresh in zip(layers, _fuse(pairs, widths, scaling, dtype), strict=True):
+                adapter.layers[layer][fused] = fresh
     return adapter
+
+
+def _types(given: list[dict[str, torch.Tensor] | None]) -> list[object]:
+    return [pair[half].dtype for pair in given if pair is not None for half in ("A", "B")]
 
 
 def _place(name: str, shape: Shape) -> tuple[int, str, str] | None:
@@ -118,15 +133,22 @@ def _by_expert(pair: dict[str, torch.Tensor], experts: int, scaling: float, dtyp
     return Pair(a.contiguous().to(dtype), b.contiguous().to(dtype))
 
 
-def _fuse(given: list[dict[str, torch.Tensor] | None], outputs: list[int], scaling: float, dtype: torch.dtype) -> Pair:
-    present = [pair for pair in given if pair is not None]
-    a = torch.cat([pair["A"] for pair in present]).float().t().contiguous()
-    b = torch.zeros(a.shape[1], sum(outputs))
-    row = column = 0
-    for pair, width in zip(given, outputs, strict=True):
-        if pair is not None:
-            rank = pair["A"].shape[0]
-            b[row : row + rank, column : column + width] = pair["B"].float().t() * scaling
-            row += rank
-        column += width
-    return Pair(a.to(dtype), b.to(dtype))
+def _fuse(given: list[list[dict[str, torch.Tensor] | None]], outputs: list[int], scaling: float, dtype: torch.dtype) -> list[Pair]:
+    """The pairs of n layers that are alike; given: by module, then by layer. All layers at once: few large operations, not many small."""
+    present = [(column, [pair for pair in layers if pair]) for column, layers in zip(_starts(outputs), given, strict=True) if layers[0]]
+    ranks = [layers[0]["A"].shape[0] for _, layers in present]
+    inputs, count = present[0][1][0]["A"].shape[1], len(given[0])
+    a = torch.empty(count, inputs, sum(ranks), dtype=dtype)
+    b = torch.zeros(count, sum(ranks), sum(outputs), dtype=dtype)
+    for row, rank, (column, layers) in zip(_starts(ranks), ranks, present, strict=True):
+        a[:, :, row : row + rank] = torch.stack([pair["A"] for pair in layers]).transpose(1, 2)
+        scaled = torch.stack([pair["B"] for pair in layers]).float().mul_(scaling)
+        b[:, row : row + rank, column : column + scaled.shape[1]] = scaled.transpose(1, 2)
+    tiles = dtype == torch.bfloat16 and tile_kernels(b.shape[2], inputs) is not None
+    tiled = pack_pairs(a, b) if tiles else [None] * count
+    return [Pair(a[layer], b[layer], tiled[layer]) for layer in range(count)]
+
+
+def _starts(widths: list[int]) -> list[int]:
+    """Where each begins that stands behind the others."""
+    return [sum(widths[:number]) for number in range(len(widths))]

@@ -176,7 +176,7 @@ class Decoder:
             supports: list[list[int]] | None = None
             if any(sequence.support is not None for sequence in part):
                 supports = [[] for _ in part]
-            tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part), supports)
+            tokens, logprobs = draw(self._model.logits(hidden[first : first + width]), _plan(part), supports, self._model.draw)
             if not bool(logprobs.isfinite().all()):
                 raise EngineError(
                     "the model's log-probs are not finite",

@@ -1,69 +1,13 @@
 /* What stands between the matrix products of a decode step, for bfloat16 on a CPU: one pass over memory each.
-   Arithmetic is float32, rounded once at the end. Built and checked against plain torch by native.py. */
+   Built and checked against plain torch by native.py. */
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "numbers.h"
 
-typedef uint16_t bf16;
-
-static inline float widen(bf16 value) {
-    uint32_t bits = (uint32_t)value << 16;
-    float out;
-    memcpy(&out, &bits, 4);
-    return out;
-}
-
-static inline bf16 narrow(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-/* Sixteen at a time, by the compiler's own vectors: one register where the processor has wide ones, several where not. */
-#define LANES 16
-#define MOST_DIM 256 /* head sizes: multiples of LANES up to this; native.py asks for no other */
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef bf16 halves __attribute__((vector_size(2 * LANES)));
-
-static inline floats load(const bf16 *from) {
-    halves raw;
-    memcpy(&raw, from, sizeof raw);
-    return (floats)(__builtin_convertvector(raw, words) << 16);
-}
-
-/* Sums by halves: sixteen additions in a row would wait for one another. */
-static inline float total_of(floats values) {
-    typedef float eight __attribute__((vector_size(32)));
-    typedef float four __attribute__((vector_size(16)));
-    eight low8, high8;
-    four low4, high4;
-    memcpy(&low8, &values, 32);
-    memcpy(&high8, (const char *)&values + 32, 32);
-    low8 += high8;
-    memcpy(&low4, &low8, 16);
-    memcpy(&high4, (const char *)&low8 + 16, 16);
-    low4 += high4;
-    return (low4[0] + low4[2]) + (low4[1] + low4[3]);
-}
-
-/* e^x to 2e-7 relative, written so that loops over it vectorise: 2^whole by exponent bits, the rest by its series. */
-static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-    float whole = rintf(x * 1.44269504f);
-    float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    float series = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
-    uint32_t bits = (uint32_t)((int32_t)whole + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return series * power;
-}
+#define WORTH_SHARING 262144 /* numbers: below, waking a sleeping thread takes longer than the work */
 
 /* out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight */
 void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for schedule(static) if (rows * width > 16384)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_SHARING)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *in = x + r * width;
         float sum = 0;
@@ -77,7 +21,7 @@ void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int64_t rows, int64_
 
 /* out[r] = silu(gate[r]) * up[r]; a row of x is gate, then up */
 void silu_mul(const bf16 *x, bf16 *out, int64_t rows, int64_t width) {
-#pragma omp parallel for schedule(static) if (rows * width > 16384)
+#pragma omp parallel for schedule(static) if (rows * width > WORTH_SHARING)
     for (int64_t r = 0; r < rows; r++) {
         const bf16 *gate = x + 2 * r * width, *up = gate + width;
 #pragma omp simd
@@ -96,44 +40,68 @@ static inline void rotate(const bf16 *x, const bf16 *cosine, const bf16 *sine, f
     }
 }
 
-/* One slot and one kv head: its key and value are written at `position`, its `group` query heads read 0..position. */
+/* Softmax in place. */
+static inline void normalise(float *row, int64_t span) {
+    float most = row[0], total = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t p = 1; p < span; p++) most = row[p] > most ? row[p] : most;
+#pragma omp simd reduction(+ : total)
+    for (int64_t p = 0; p < span; p++) {
+        row[p] = exponential(row[p] - most);
+        total += row[p];
+    }
+    float inverse = 1.0f / total;
+    for (int64_t p = 0; p < span; p++) row[p] *= inverse;
+}
+
+#define LINE 32 /* numbers a cache line holds */
+#define TOGETHER 4 /* query heads whose sums stay in registers */
+
+/* One slot and one kv head: its key and value are written at `position`, its `group` query heads read 0..position.
+   keys, values [room, dim]. Memory is the limit here, so what is read next is fetched while the last is worked on. */
 static inline __attribute__((always_inline)) void attend_one(
     const bf16 *query, const bf16 *key, const bf16 *value, const bf16 *cosine, const bf16 *sine, bf16 *keys, bf16 *values,
-    bf16 *out, int64_t position, int64_t group, int64_t dim, float scale, float *scratch) {
+    bf16 *out, int64_t position, int64_t room, int64_t group, int64_t dim, float scale, float *scratch) {
     int64_t span = position + 1;
+    const bf16 *next = keys + room * dim; /* of the next head, which the same thread takes next */
     float *rotated = scratch, *turned = scratch + group * dim, *scores = turned + dim;
     rotate(key, cosine, sine, 1.0f, turned, dim);
     for (int64_t d = 0; d < dim; d++) keys[position * dim + d] = narrow(turned[d]);
     memcpy(values + position * dim, value, dim * sizeof(bf16));
     for (int64_t g = 0; g < group; g++) rotate(query + g * dim, cosine, sine, scale, rotated + g * dim, dim);
-    for (int64_t g = 0; g < group; g++) {
-        const float *mine = rotated + g * dim;
-        for (int64_t p = 0; p < span; p++) {
+    /* Every key and value is read and widened once for all query heads of its head. */
+    for (int64_t p = 0; p < span; p++) {
+        floats wide[MOST_DIM / LANES];
+#pragma GCC unroll 4
+        for (int64_t d = 0; d < dim; d += LANES) wide[d / LANES] = load(keys + p * dim + d);
+        for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(values + p * dim + d); /* wanted right after the scores */
+#pragma GCC unroll 4
+        for (int64_t g = 0; g < group; g++) {
             floats sum = {0};
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int64_t d = 0; d < dim; d += LANES) {
                 floats part;
-                memcpy(&part, mine + d, sizeof part);
-                sum += part * load(keys + p * dim + d);
+                memcpy(&part, rotated + g * dim + d, sizeof part);
+                sum += part * wide[d / LANES];
             }
             scores[g * span + p] = total_of(sum);
         }
     }
-    for (int64_t g = 0; g < group; g++) {
-        float *row = scores + g * span, most = row[0], total = 0;
-#pragma omp simd reduction(max : most)
-        for (int64_t p = 1; p < span; p++) most = row[p] > most ? row[p] : most;
-#pragma omp simd reduction(+ : total)
+    for (int64_t g = 0; g < group; g++) normalise(scores + g * span, span);
+    for (int64_t first = 0; first < group; first += TOGETHER) {
+        int64_t count = group - first < TOGETHER ? group - first : TOGETHER;
+        floats mixed[TOGETHER][MOST_DIM / LANES] = {{{0}}};
         for (int64_t p = 0; p < span; p++) {
-            row[p] = exponential(row[p] - most);
-            total += row[p];
+            for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(next + p * dim + d);
+#pragma GCC unroll 4
+            for (int64_t d = 0; d < dim; d += LANES) {
+                floats wide = load(values + p * dim + d);
+#pragma GCC unroll 4
+                for (int64_t g = 0; g < count; g++) mixed[g][d / LANES] += scores[(first + g) * span + p] * wide;
+            }
         }
-        float inverse = 1.0f / total;
-        floats mixed[MOST_DIM / LANES] = {{0}};
-        for (int64_t p = 0; p < span; p++)
-#pragma GCC unroll 8
-            for (int64_t d = 0; d < dim; d += LANES) mixed[d / LANES] += row[p] * load(values + p * dim + d);
-        for (int64_t d = 0; d < dim; d++) out[g * dim + d] = narrow(mixed[d / LANES][d % LANES] * inverse);
+        for (int64_t g = 0; g < count; g++)
+            for (int64_t d = 0; d < dim; d++) out[(first + g) * dim + d] = narrow(mixed[g][d / LANES][d % LANES]);
     }
 }
 
@@ -156,12 +124,14 @@ int attend(const bf16 *qkv, const bf16 *cosine, const bf16 *sine, bf16 *cache, c
         bf16 *keys = cache + ((first + row) * kv + head) * room * dim, *values = keys + slots * kv * room * dim;
         bf16 *target = out + (row * heads + head * group) * dim;
         const bf16 *c = cosine + row * dim, *s = sine + row * dim;
-        if (dim == 64)
-            attend_one(query, key, value, c, s, keys, values, target, position, group, 64, scale, scratch);
+        if (dim == 64 && group == 3)
+            attend_one(query, key, value, c, s, keys, values, target, position, room, 3, 64, scale, scratch);
+        else if (dim == 64)
+            attend_one(query, key, value, c, s, keys, values, target, position, room, group, 64, scale, scratch);
         else if (dim == 128)
-            attend_one(query, key, value, c, s, keys, values, target, position, group, 128, scale, scratch);
+            attend_one(query, key, value, c, s, keys, values, target, position, room, group, 128, scale, scratch);
         else
-            attend_one(query, key, value, c, s, keys, values, target, position, group, dim, scale, scratch);
+            attend_one(query, key, value, c, s, keys, values, target, position, room, group, dim, scale, scratch);
         free(scratch);
     }
     return (int)failed;

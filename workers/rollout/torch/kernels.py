@@ -1,4 +1,4 @@
-"""What stands between the matrix products: norms, attention of a decode step, the gated activation. Plain torch."""
+"""What stands around the matrix products: norms, attention of a decode step, the gated activation, drawing tokens. Plain torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from workers.rollout.torch.cache import SlotCache
+from workers.rollout.torch.sampling import draw_plainly
 
 _SPAN_STEP = 16  # attention reads positions up to the longest running sample, rounded up
 
@@ -27,7 +28,7 @@ class Step:
 
 
 class Kernels(Protocol):
-    """The three operations, and what a decode step prepares once for all layers."""
+    """The four operations, and what a decode step prepares once for all layers."""
 
     def step(self, first: int, positions: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, cache: SlotCache) -> Step: ...
 
@@ -37,6 +38,10 @@ class Kernels(Protocol):
 
     def attend(self, qkv: torch.Tensor, heads: int, layer: int, step: Step) -> torch.Tensor:
         """qkv [n, heads + 2 kv heads, D], not rotated yet -> [n, heads x D]; keys and values go into the cache."""
+        ...
+
+    def draw(self, logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `sampling.Draw`."""
         ...
 
 
@@ -72,3 +77,6 @@ class PlainKernels:
         # The query heads of one kv head stand as its query positions: nothing is repeated.
         query = turned[:, :heads].reshape(count, kv_heads, -1, dim)
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=step.mask).reshape(count, -1)
+
+    def draw(self, logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return draw_plainly(logits, temperatures, numbers)

@@ -1,4 +1,5 @@
-"""Frozen linear layers. bf16 weights on a CPU are packed once into oneDNN's own layout, which is about 1.7 times as fast."""
+"""Frozen linear layers, with an adapter's product added where there is one. bf16 weights on a CPU are packed once: into AMX tiles
+where the processor has them, else into oneDNN's own layout."""
 
 from __future__ import annotations
 
@@ -6,6 +7,10 @@ from functools import cache
 
 import torch
 from torch.nn import functional
+
+from workers.rollout.torch.adapter import Pair
+from workers.rollout.torch.native import NativeKernels, tile_kernels
+from workers.rollout.torch.tiled import Tiled, pack
 
 # The operators are private to torch: they are probed once and `functional.linear` stands in where they are missing or wrong.
 _ROWS_HINT = 64
@@ -32,27 +37,52 @@ def packing_works() -> bool:
 class Linear:
     """y = x W^T + b on rows [n, inputs]."""
 
-    __slots__ = ("_bias", "_packed", "_weight", "inputs", "outputs")
+    __slots__ = ("_bias", "_kernels", "_packed", "_tiled", "_weight", "inputs", "outputs")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
-        self._packed = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and packing_works()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT) if self._packed else weight
+        half = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+        self._kernels = tile_kernels(self.outputs, self.inputs) if half else None
+        self._packed = half and self._kernels is None and packing_works()
+        self._tiled = pack(weight) if self._kernels else None
+        if self._packed:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        self._weight = weight if self._tiled is None else weight.new_empty(0)  # one copy of the numbers is enough
         self._bias = bias
 
     @property
     def biased(self) -> bool:
         return self._bias is not None
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, pair: Pair | None = None) -> torch.Tensor:
+        if self._kernels and self._tiled:
+            return self._by_tiles(self._kernels, self._tiled, rows, None, pair)
+        return _adapted(self._plain(rows), rows, pair)
+
+    def added_to(self, residual: torch.Tensor, rows: torch.Tensor, pair: Pair | None = None) -> torch.Tensor:
+        """residual + y, in one pass where packed."""
+        if self._kernels and self._tiled:
+            return self._by_tiles(self._kernels, self._tiled, rows, residual, pair)
+        if self._packed:
+            added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+            return _adapted(added, rows, pair)
+        return _adapted(residual + self._plain(rows), rows, pair)
+
+    def _plain(self, rows: torch.Tensor) -> torch.Tensor:
         if self._packed:
             plain: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
             return plain
         return functional.linear(rows, self._weight, self._bias)
 
-    def added_to(self, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """residual + y, in one pass where packed."""
-        if self._packed:
-            added: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
-            return added
-        return residual + functional.linear(rows, self._weight, self._bias)
+    def _by_tiles(
+        self, kernels: NativeKernels, weight: Tiled, rows: torch.Tensor, residual: torch.Tensor | None, pair: Pair | None
+    ) -> torch.Tensor:
+        tiled = None if pair is None else pair.tiled
+        out = kernels.multiply(rows, weight, self._bias, residual, tiled)
+        return out if tiled is not None else _adapted(out, rows, pair)
+
+
+def _adapted(out: torch.Tensor, rows: torch.Tensor, pair: Pair | None) -> torch.Tensor:
+    if pair is not None:
+        pair.add_to(out, rows)
+    return out

@@ -12,7 +12,6 @@ from torch.nn import functional
 from workers.rollout.torch.adapter import Adapter, Pair
 from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import Kernels, rotated
-from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.shape import Shape, rotary_tables
 from workers.rollout.torch.weights import LayerWeights, Weights
 
@@ -86,6 +85,10 @@ class Model:
         taken, self._routing = self._routing, []
         return taken
 
+    def draw(self, logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `sampling.Draw`."""
+        return self._kernels.draw(logits, temperatures, numbers)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, vocabulary] from rows that `prefill` or `decode` returned."""
         return self._weights.head(hidden)
@@ -102,7 +105,7 @@ class Model:
     def _project(self, hidden: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair]) -> torch.Tensor:
         """Queries, keys and values [n, H + 2 K, D], normalised where the model does so, not rotated yet."""
         heads, both = self.shape.heads, self.shape.heads + self.shape.kv_heads
-        qkv = _linear(layer.qkv, pairs.get("qkv"), self._norm(hidden, layer.input_norm))
+        qkv = layer.qkv(self._norm(hidden, layer.input_norm), pairs.get("qkv"))
         qkv = qkv.view(-1, both + self.shape.kv_heads, self.shape.head_dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             qkv[:, :heads] = self._norm(qkv[:, :heads], layer.query_norm)
@@ -111,7 +114,7 @@ class Model:
 
     def _finish(self, hidden: torch.Tensor, seen: torch.Tensor, layer: LayerWeights, pairs: dict[str, Pair]) -> torch.Tensor:
         """The output projection and the MLP, both added to the residual stream."""
-        hidden = _linear_added(layer.output, pairs.get("output"), hidden, seen)
+        hidden = layer.output.added_to(hidden, seen, pairs.get("output"))
         if layer.experts is not None:
             rows = self._norm(hidden, layer.mlp_norm)
             gates, ids = layer.experts.choose(rows)
@@ -119,8 +122,8 @@ class Model:
                 self._chosen.append(ids)
             return hidden + layer.experts(rows, gates, ids, pairs, self._kernels.silu_mul)
         assert layer.gate_up is not None and layer.down is not None
-        gate_up = _linear(layer.gate_up, pairs.get("gate_up"), self._norm(hidden, layer.mlp_norm))
-        return _linear_added(layer.down, pairs.get("down"), hidden, self._kernels.silu_mul(gate_up))
+        gate_up = layer.gate_up(self._norm(hidden, layer.mlp_norm), pairs.get("gate_up"))
+        return layer.down.added_to(hidden, self._kernels.silu_mul(gate_up), pairs.get("down"))
 
     def _routing_size(self) -> tuple[int, int]:
         assert self.shape.experts is not None
@@ -130,17 +133,3 @@ class Model:
         """The ids of the pass just made, (rows, sparse layers, k)."""
         chosen, self._chosen = self._chosen, []
         return torch.stack(chosen, dim=1).to(torch.uint8)
-
-
-def _linear(linear: Linear, pair: Pair | None, rows: torch.Tensor) -> torch.Tensor:
-    out = linear(rows)
-    if pair is not None:
-        pair.add_to(out, rows)
-    return out
-
-
-def _linear_added(linear: Linear, pair: Pair | None, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    out = linear.added_to(residual, rows)
-    if pair is not None:
-        pair.add_to(out, rows)
-    return out

@@ -10,29 +10,43 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import Kernels, PlainKernels, Step
+from workers.rollout.torch.sampling import draw_plainly
 from workers.rollout.torch.shape import Shape
+from workers.rollout.torch.tiled import Tiled, TiledPair, fits, pack
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("glue.c")
+_FOLDER = Path(__file__).parent
+_SOURCES = ("glue.c", "tiles.c", "draw.c")
+_HEADER = "numbers.h"
 # No -ffast-math: linking with it would change the rounding mode of the whole process.
 _FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 _BUILD_SECONDS = 60
-_LANES, _MOST_DIM = 16, 256  # as in glue.c
+_LANES, _MOST_DIM = 16, 256  # as in numbers.h
 
 
 class NativeKernels:
     """bfloat16, contiguous, on the CPU. Threads are torch's own: both use the one libgomp of the process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        """Raises AttributeError where the library lacks a function."""
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        library.rms_norm.argtypes = [pointer] * 3 + [size] * 2 + [ctypes.c_float]
+        library.silu_mul.argtypes = [pointer] * 2 + [size] * 2
+        library.attend.argtypes = [pointer] * 6 + [size] * 7
+        library.multiply.argtypes = [pointer] * 7 + [size] * 4
+        library.draw.argtypes = [pointer] * 5 + [size] * 2
         self._library = library
+        self.tiles = bool(library.tiles_work())  # whether `multiply` may be called
 
     def step(self, first: int, positions: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, cache: SlotCache) -> Step:
         return Step(first, positions.contiguous(), cosine.contiguous(), sine.contiguous(), cache)
@@ -41,14 +55,14 @@ class NativeKernels:
         rows = rows.contiguous()
         out = torch.empty_like(rows)
         width = rows.shape[-1]
-        self._library.rms_norm(*_pointers(rows, weight, out), *_sizes(rows.numel() // width, width), ctypes.c_float(eps))
+        self._library.rms_norm(*_pointers(rows, weight, out), rows.numel() // width, width, eps)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         count, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(count, width, dtype=gate_up.dtype)
-        self._library.silu_mul(*_pointers(gate_up, out), *_sizes(count, width))
+        self._library.silu_mul(*_pointers(gate_up, out), count, width)
         return out
 
     def attend(self, qkv: torch.Tensor, heads: int, layer: int, step: Step) -> torch.Tensor:
@@ -57,24 +71,47 @@ class NativeKernels:
         out = torch.empty(count, heads * dim, dtype=qkv.dtype)
         cache = step.cache
         given = _pointers(qkv, step.cosine, step.sine, cache.layers[layer], step.positions, out)
-        sizes = _sizes(count, heads, (rows - heads) // 2, dim, cache.slots, cache.positions, step.first)
-        if self._library.attend(*given, *sizes):
+        if self._library.attend(*given, count, heads, (rows - heads) // 2, dim, cache.slots, cache.positions, step.first):
             raise MemoryError("attention found no memory for its scores")
         return out
 
+    def draw(self, logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = logits.contiguous()
+        count, vocabulary = logits.shape
+        tokens, logprobs = torch.empty(count, dtype=torch.int64), torch.empty(count)
+        given = _pointers(logits, temperatures.contiguous(), numbers.contiguous(), tokens, logprobs)
+        if self._library.draw(*given, count, vocabulary):
+            raise MemoryError("drawing tokens found no memory for its sums")
+        return tokens, logprobs
 
-def _pointers(*tensors: torch.Tensor) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    def multiply(
+        self, rows: torch.Tensor, weight: Tiled, bias: torch.Tensor | None, residual: torch.Tensor | None, pair: TiledPair | None
+    ) -> torch.Tensor:
+        """rows W^T + bias + residual + the adapter's product [n, outputs], rounded once. Only where `tiles`."""
+        rows = rows.contiguous()
+        lowering, raising, ranks = (pair.lowering.data, pair.raising.data, pair.lowering.outputs) if pair else (None, None, 0)
+        residual = None if residual is None else residual.contiguous()
+        out = torch.empty(rows.shape[0], weight.outputs, dtype=rows.dtype)
+        given = _pointers(rows, weight.data, bias, residual, lowering, raising, out)
+        if self._library.multiply(*given, rows.shape[0], weight.inputs, weight.outputs, ranks):
+            raise MemoryError("a matrix product found no memory for its rows")
+        return out
 
 
-def _sizes(*values: int) -> list[ctypes.c_int64]:
-    return [ctypes.c_int64(value) for value in values]
+def _pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def kernels_for(shape: Shape, dtype: torch.dtype) -> Kernels:
     """Called once at start: the fastest kernels that fit the model."""
     fits = dtype == torch.bfloat16 and shape.head_dim % _LANES == 0 and shape.head_dim <= _MOST_DIM
     return (native_kernels() if fits else None) or PlainKernels()
+
+
+def tile_kernels(outputs: int, inputs: int) -> NativeKernels | None:
+    """The kernels, where this machine multiplies by tiles and a bf16 weight of this size divides into them."""
+    kernels = native_kernels() if fits(outputs, inputs) else None
+    return kernels if kernels is not None and kernels.tiles else None
 
 
 @cache
@@ -98,18 +135,18 @@ def native_kernels() -> NativeKernels | None:
 
 def _build(compiler: str) -> Path:
     """The shared library for this very source, compiler and processor, from the cache or freshly built."""
-    source = _SOURCE.read_bytes()
+    source = b"|".join((_FOLDER / name).read_bytes() for name in (_HEADER, *_SOURCES))
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_BUILD_SECONDS, check=True).stdout
     processor = next((line for line in _read(Path("/proc/cpuinfo")).splitlines() if line.startswith("flags")), "")
     identity = hashlib.sha256(b"|".join([source, version, " ".join(_FLAGS).encode(), processor.encode()])).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "kernels"
-    library = folder / f"glue-{identity[:24]}.so"
+    library = folder / f"kernels-{identity[:24]}.so"
     if library.is_file():
         return library
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         fresh = Path(aside) / library.name
-        command = [compiler, *_FLAGS, "-o", str(fresh), str(_SOURCE), "-lm"]
+        command = [compiler, *_FLAGS, "-o", str(fresh), *(str(_FOLDER / name) for name in _SOURCES), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr.strip()[-300:]}")
@@ -135,6 +172,13 @@ def _difference(kernels: NativeKernels) -> str:
     x, weight = rows(5, 96), rows(96)
     outcomes = {"rms_norm": (kernels.rms_norm(x, weight, 1e-5), plain.rms_norm(x, weight, 1e-5))}
     outcomes["silu_mul"] = (kernels.silu_mul(x), plain.silu_mul(x))
+    logits, numbers = rows(6, 1000) * 3, torch.rand(6, generator=random, dtype=torch.float64)
+    for number, (ours, theirs) in enumerate(
+        zip(kernels.draw(logits, torch.ones(6), numbers), draw_plainly(logits, torch.ones(6, 1), numbers), strict=True)
+    ):
+        outcomes[f"draw/{number}"] = (ours, theirs)
+    if kernels.tiles:
+        outcomes["multiply"] = _products(kernels, rows)
     for dim in (48, 64):
         shape = Shape("", 1, 6 * dim, 6, 2, dim, 8, 8, 1e-5, 64, True, False, {})
         positions = torch.tensor([0, 7, 33])
@@ -152,3 +196,10 @@ def _difference(kernels: NativeKernels) -> str:
     return ", ".join(
         name for name, (ours, theirs) in outcomes.items() if not torch.allclose(ours.float(), theirs.float(), atol=0.06, rtol=0.03)
     )
+
+
+def _products(kernels: NativeKernels, rows: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, weight, bias, residual, lowering, raising = rows(70, 64), rows(48, 64), rows(48), rows(70, 48), rows(32, 64), rows(48, 32) / 32
+    ours = kernels.multiply(x, pack(weight), bias, residual, TiledPair(pack(lowering), pack(raising)))
+    low = functional.linear(x, lowering).float()
+    return ours, functional.linear(x.float(), weight.float(), bias.float()) + residual.float() + functional.linear(low, raising.float())

@@ -6,11 +6,16 @@ else runs nor on the order in which requests came. Order of truncation: top-k, t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
 import numpy.typing
 import torch
+
+# From logits [n, vocabulary], temperatures [n, 1] float32 above 0 and numbers [n] float64 in (0, 1): tokens [n] int64 and their
+# log-probs [n] float32 under the whole distribution.
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _BLOCK_ROWS = 8  # rows softmaxed at a time: their probabilities stay in the core's cache while chunk sums are taken
 _CANDIDATES = 512
@@ -49,23 +54,27 @@ def truncates(temperature: float, top_k: int, top_p: float, min_p: float) -> boo
     return temperature == 0 or top_k > 0 or top_p < 1 or min_p > 0
 
 
-def draw(logits: torch.Tensor, plan: Plan, supports: list[list[int]] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    logits: torch.Tensor, plan: Plan, supports: list[list[int]] | None = None, whole: Draw | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [n] int64 and log-probs [n] float32 from logits [n, vocabulary]. Temperature 0 is greedy, with log-prob 0.
 
     Where a list of n lists is given as `supports`, the ids that truncation left to row i are appended to supports[i], the drawn
-    one always among them; a row without truncation gets none, which stands for the whole vocabulary.
+    one always among them; a row without truncation gets none, which stands for the whole vocabulary. `whole` draws the rows
+    without truncation; plain torch does if it is not given.
     """
+    draw_whole = whole or draw_plainly
     numbers = uniforms(plan.keys, plan.positions)
     given = zip(plan.temperatures, plan.top_ks, plan.top_ps, plan.min_ps, strict=True)
     cut = [row for row, options in enumerate(given) if truncates(*options)]
     temperatures = torch.tensor(plan.temperatures, dtype=torch.float32).view(-1, 1)
     if not cut:
-        return _draw_whole(logits, temperatures, numbers)
+        return draw_whole(logits, temperatures, numbers)
     tokens = torch.empty(logits.shape[0], dtype=torch.int64)
     logprobs = torch.empty(logits.shape[0], dtype=torch.float32)
-    whole = sorted(set(range(logits.shape[0])) - set(cut))
-    if whole:
-        tokens[whole], logprobs[whole] = _draw_whole(logits[whole], temperatures[whole], numbers[whole])
+    rest = sorted(set(range(logits.shape[0])) - set(cut))
+    if rest:
+        tokens[rest], logprobs[rest] = draw_whole(logits[rest], temperatures[rest], numbers[rest])
     top_k = torch.tensor([1 if plan.temperatures[row] == 0 else plan.top_ks[row] or logits.shape[1] for row in cut])
     top_p = torch.tensor([plan.top_ps[row] for row in cut])
     min_p = torch.tensor([plan.min_ps[row] for row in cut])
@@ -77,7 +86,7 @@ def draw(logits: torch.Tensor, plan: Plan, supports: list[list[int]] | None = No
     return tokens, logprobs
 
 
-def _draw_whole(logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_plainly(logits: torch.Tensor, temperatures: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two-level inverse of the cumulative distribution: the uniform picks a chunk of the vocabulary, then a token in it."""
     count, vocabulary = logits.shape
     width = next(width for width in (256, 128, 64, 32, 16, 8, 4, 2, 1) if vocabulary % width == 0)
