@@ -144,7 +144,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One published payload. digest: sha256 over the tensors' bytes in canonical name order; handle: where to read it."""
+    """One published payload. digest: BLAKE3 over the tensors' bytes in canonical name order; handle: where to read it."""
 
     version: int
     digest: str

@@ -289,3 +289,34 @@ def test_the_object_store_says_that_it_needs_ray(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
     assert done.stdout.startswith("transport.kind set orchestration.kind to ray"), done.stderr
+
+
+def test_shared_memory_is_written_again(tmp_path: Path) -> None:
+    """The third publish lies where the first did, cut to its own length; the second is still there."""
+    sender, receiver = (transport("shared_memory", name, tmp_path) for name in ("trainer", ENGINE))
+    try:
+        first = sender.send({**payload(), "z.long": torch.ones(99_999)}, 1, "full", [ENGINE])
+        page = place(first).stat().st_ino
+        second = sender.send(payload(2), 2, "full", [ENGINE])
+        third = sender.send(payload(3), 3, "full", [ENGINE])
+        assert place(third).stat().st_ino == page and not place(first).exists() and place(third).stat().st_size == third.bytes
+        assert [digest_of(receiver.receive(sent)) for sent in (second, third)] == [second.digest, third.digest]
+        with pytest.raises(EngineError, match="cannot be read") as refused:
+            receiver.receive(first)
+        assert refused.value.retryable
+    finally:
+        sender.close()
+
+
+def test_the_digest_tells_every_piece_of_a_large_tensor(tmp_path: Path) -> None:
+    """Hashed by pieces in several threads: their order and each of their bytes count, and a type or shape that differs."""
+    numbers = torch.arange(600_000, dtype=torch.int32)  # ten pieces, three threads' worth
+    flipped, swapped = numbers.clone(), numbers.clone()
+    flipped[-1] += 1
+    swapped[:65_536], swapped[65_536:131_072] = numbers[65_536:131_072], numbers[:65_536]
+    seen = [numbers, flipped, swapped, numbers.view(torch.float32), numbers.view(600, 1000)]
+    assert len({digest_of({"a": tensor}) for tensor in seen} | {digest_of({"b": numbers})}) == 6
+    sender, receiver = (transport("filesystem", name, tmp_path) for name in ("trainer", ENGINE))
+    manifest = sender.send({"a": numbers, "b": flipped}, 1, "full", [ENGINE])
+    assert digest_of(receiver.receive(manifest)) == manifest.digest
+    sender.close()

@@ -6,14 +6,13 @@ sender remembers a digest of each expert, not its weights; the receiver keeps th
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 
 import torch
 
 from workers.axes.payload.base import Packed
-from workers.axes.transport.digest import tensor_bytes
+from workers.axes.transport.digest import leaves, tensor_bytes
 from workers.contract.errors import ConfigError, EngineError
 from workers.records import Manifest
 
@@ -50,7 +49,7 @@ class ExpertShards:
                 continue
             for expert, shard in enumerate(tensor.detach().cpu()):
                 key = f"{name}{MARK}{expert}"
-                digests[key] = hashlib.sha256(tensor_bytes(shard)).digest()
+                digests[key] = leaves(tensor_bytes(shard))
                 if base is None or self._digests.get(key) != digests[key]:
                     tensors[key] = shard.clone()  # a slice would keep its whole stack alive
         if not digests:

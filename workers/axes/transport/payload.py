@@ -12,12 +12,13 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
 
-from workers.axes.transport.digest import RunningDigest, tensor_bytes
+from workers.axes.transport.digest import LANES, RUN, Leaf, RunningDigest, head, joined, leaves, runs, tensor_bytes
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
 
@@ -38,7 +39,6 @@ TYPES = {
 DTYPES = {word: dtype for dtype, word in TYPES.items()}
 LENGTH_BYTES = 8  # of the little-endian number in front: the header's length
 ROOM_A_TENSOR = 256  # for type, shape and offsets in the header; unused room is filled with spaces, as the format allows
-CHUNK = 1 << 20  # hashed and written while it is in the processor's cache
 
 Read = Callable[[memoryview], int]  # fills the view as far as there are bytes; returns how many it filled
 
@@ -70,10 +70,10 @@ class Contents:
 
 
 def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], object]) -> Contents:
-    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps."""
+    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps, while other threads hash them."""
     if not tensors:
         raise EngineError("a publish without tensors", field="transport.payload", value=0, cure="publish at least one tensor")
-    total, specs, on_gpu = RunningDigest(), [], False
+    specs, on_gpu = [], False
 
     def one(name: str, tensor: torch.Tensor) -> bool:  # a function of its own, so that the tensor is let go before the next is read
         if tensor.dtype not in TYPES:
@@ -81,14 +81,15 @@ def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], o
         specs.append(Spec(name, tensor.dtype, tuple(tensor.shape)))
         total.begin(name, tensor.dtype, tensor.shape)
         data = tensor_bytes(tensor.detach().cpu())
-        for start in range(0, len(data), CHUNK):
-            total.update(data[start : start + CHUNK])
-            write(data[start : start + CHUNK])
+        hashing = total.update(data)
+        write(data)
+        wait(hashing)
         return tensor.is_cuda
 
-    for name in sorted(tensors):
-        on_gpu = one(name, tensors[name]) or on_gpu
-    return Contents(specs, total.hex(), on_gpu)
+    with RunningDigest() as total:
+        for name in sorted(tensors):
+            on_gpu = one(name, tensors[name]) or on_gpu
+        return Contents(specs, total.hex(), on_gpu)
 
 
 def header_of(specs: Iterable[Spec], room: int = 0) -> bytes:
@@ -123,7 +124,8 @@ def private_file() -> IO[bytes]:
 
 
 def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Called by a receiver with a file opened unbuffered. Raises DigestMismatch where it is not what was published."""
+    """Called by a receiver with a file opened unbuffered: threads read and hash it, each a piece. Raises DigestMismatch where it is
+    not what was published."""
     size = os.fstat(file.fileno()).st_size
     if size != manifest.bytes:
         raise mismatch(manifest, f"{size} bytes arrived where {manifest.bytes} were published")
@@ -132,11 +134,43 @@ def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
         count: int = file.readinto(view) or 0  # type: ignore[attr-defined]
         return count
 
-    return unpack(read, manifest)
+    specs = _header(read, manifest)
+    tensors = {spec.name: torch.empty(spec.shape, dtype=spec.dtype) for spec in specs}
+    offset = manifest.bytes - sum(spec.bytes for spec in specs)
+
+    def take(offset: int, stretch: list[bytes | memoryview]) -> bytes:
+        hashes = []
+        for part in stretch:
+            if isinstance(part, memoryview):
+                end = offset = offset + len(part)
+                _fill(lambda rest, end=end: os.preadv(file.fileno(), [rest], end - len(rest)), part, manifest)  # type: ignore[misc]
+            hashes.append(leaves(part) if isinstance(part, memoryview) else part)
+        return b"".join(hashes)
+
+    taken: list[Leaf] = []
+    with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
+        stretch: list[bytes | memoryview] = []
+        first = offset
+        for spec in specs:
+            stretch.append(head(spec.name, spec.dtype, spec.shape))
+            for run in runs(tensor_bytes(tensors[spec.name])):
+                stretch.append(run)
+                offset += len(run)
+                if offset - first >= RUN:
+                    taken.append(pool.submit(take, first, stretch))
+                    stretch, first = [], offset
+        taken.append(pool.submit(take, first, stretch))
+    check(joined(taken), manifest)
+    return tensors
 
 
 def unpack(read: Read, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Called by a receiver: private tensors, each read straight into its memory. Raises DigestMismatch."""
+    return take_in(_header(read, manifest), read, manifest)
+
+
+def _header(read: Read, manifest: Manifest) -> list[Spec]:
+    """What is to come, from the bytes in front. Raises DigestMismatch."""
     front = bytearray(LENGTH_BYTES)
     _fill(read, memoryview(front), manifest)
     length = int.from_bytes(front, "little")
@@ -150,19 +184,20 @@ def unpack(read: Read, manifest: Manifest) -> dict[str, torch.Tensor]:
         raise mismatch(manifest, f"the payload's header cannot be read: {error}") from error
     if LENGTH_BYTES + length + sum(spec.bytes for spec in specs) != manifest.bytes:
         raise mismatch(manifest, "the header does not speak of all bytes and no others")
-    return take_in(specs, read, manifest)
+    return specs
 
 
 def take_in(specs: list[Spec], read: Read, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Called by a receiver that knows what comes, in sorted order of names. Raises DigestMismatch."""
-    total, tensors = RunningDigest(), {}
-    for spec in specs:
-        tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype)
-        data = tensor_bytes(tensor)
-        _fill(read, data, manifest)
-        total.begin(spec.name, spec.dtype, spec.shape)
-        total.update(data)
-    check(total.hex(), manifest)
+    tensors = {}
+    with RunningDigest() as total:
+        for spec in specs:
+            tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype)
+            data = tensor_bytes(tensor)
+            _fill(read, data, manifest)
+            total.begin(spec.name, spec.dtype, spec.shape)
+            total.update(data)
+        check(total.hex(), manifest)
     return tensors
 
 

@@ -6,6 +6,7 @@ unrelated process would unlink, at that process's end, what it merely read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -65,11 +66,9 @@ class SharedMemoryTransport:
                 f"shared memory cannot be written: {error.strerror or error}",
                 field="transport.kind",
                 value="shared_memory",
-                cure=f"give {SEGMENTS} room for three publishes, or set transport.kind to filesystem",
+                cure=f"give {SEGMENTS} room for two publishes, or set transport.kind to filesystem",
             ) from error
         self._sent.append(path)
-        while len(self._sent) > GENERATIONS_KEPT:
-            self._sent.popleft().unlink(missing_ok=True)
         handle = {"segment": path.name}
         size = start + contents.bytes
         return Manifest(version, contents.digest, size, payload, "shared_memory", handle, export_s=time.perf_counter() - started)
@@ -99,11 +98,17 @@ class SharedMemoryTransport:
             self._sent.popleft().unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int, Contents]:
-        """A segment that is whole, or none at all."""
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        """A segment that is whole, or none at all. The last but one is written over, under the new name: to ask the system for fresh
+        memory takes about as long as to fill it. An engine that still reads it finds another digest, and asks for it no more."""
+        if len(self._sent) == GENERATIONS_KEPT:
+            with contextlib.suppress(FileNotFoundError):  # somebody swept
+                os.rename(self._sent.popleft(), path)
+        descriptor = os.open(path, os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as segment:
-                return write_file(tensors, segment)
+                start, contents = write_file(tensors, segment)
+                segment.truncate(start + contents.bytes)
+                return start, contents
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from workers.axes.backend.threads import cores
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 from workers.rollout.torch.adapter import build_adapter, no_adapter
@@ -38,7 +39,7 @@ class Installer:
             if self._adapter_only:
                 return Served(build_adapter(tensors, self._shape, self._scaling, version, self._dtype))
             _check(tensors, self._shape)
-            weights = assemble(_Given(tensors, self._dtype), self._shape)
+            weights = assemble(_Given(tensors, self._dtype), self._shape, threads=cores())
             _same_biases(weights, serving)
             return Served(no_adapter(self._shape, version), weights)
 

@@ -4,6 +4,7 @@ by rows."""
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,29 +95,32 @@ def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
     return assemble(_Files(folder, dtype), shape)
 
 
-def assemble(source: Source, shape: Shape) -> Weights:
-    """Each tensor is asked for once, layer by layer; a source may hand out its own tensors, which are never written into."""
-    layers = []
-    for number in range(shape.layers):
-        block = f"model.layers.{number}"
-        attention, mlp = f"{block}.self_attn", f"{block}.mlp"
-        sparse = shape.experts is not None and number in shape.experts.layers
-        layers.append(
-            LayerWeights(
-                input_norm=source.take(f"{block}.input_layernorm.weight"),
-                qkv=_linear(source, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-                query_norm=source.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
-                key_norm=source.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
-                output=_linear(source, f"{attention}.o_proj"),
-                mlp_norm=source.take(f"{block}.post_attention_layernorm.weight"),
-                gate_up=None if sparse else _linear(source, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-                down=None if sparse else _linear(source, f"{mlp}.down_proj"),
-                experts=read_experts(source.take, source.maybe, mlp, shape.experts) if sparse and shape.experts else None,
-            )
-        )
+def assemble(source: Source, shape: Shape, threads: int = 1) -> Weights:
+    """Each tensor is asked for once; a source may hand out its own tensors, which are never written into. With several threads layers
+    are made side by side, each by one thread, and the source must bear it."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="layers", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        layers = list(pool.map(lambda number: _layer(source, shape, number), range(shape.layers)))
     embedding = source.take("model.embed_tokens.weight")
     tied = shape.tied or source.maybe("lm_head.weight") is None
     return Weights(embedding, layers, source.take("model.norm.weight"), Linear(embedding) if tied else _linear(source, "lm_head"))
+
+
+@torch.inference_mode()
+def _layer(source: Source, shape: Shape, number: int) -> LayerWeights:
+    block = f"model.layers.{number}"
+    attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+    sparse = shape.experts is not None and number in shape.experts.layers
+    return LayerWeights(
+        input_norm=source.take(f"{block}.input_layernorm.weight"),
+        qkv=_linear(source, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        query_norm=source.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
+        key_norm=source.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
+        output=_linear(source, f"{attention}.o_proj"),
+        mlp_norm=source.take(f"{block}.post_attention_layernorm.weight"),
+        gate_up=None if sparse else _linear(source, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=None if sparse else _linear(source, f"{mlp}.down_proj"),
+        experts=read_experts(source.take, source.maybe, mlp, shape.experts) if sparse and shape.experts else None,
+    )
 
 
 def _linear(source: Source, *names: str) -> Linear:
