@@ -56,7 +56,9 @@ class _Task:
         for start in range(0, count, step):
             piece = slice(start, min(start + step, count))
             logits, chances = (buffer[: piece.stop - start] for buffer in (logits_buffer, chances_buffer))
-            logits.copy_(torch.nn.functional.linear(hidden[piece], weight, bias)).div_(self.temperature)
+            logits.copy_(torch.nn.functional.linear(hidden[piece], weight, bias))
+            if self.temperature != 1.0:
+                logits.div_(self.temperature)
             highest = logits.amax(dim=1, keepdim=True)
             torch.sub(logits, highest, out=chances).exp_()
             mass = chances.sum(dim=1, keepdim=True)
@@ -98,11 +100,12 @@ class _TokenLogprobs(torch.autograd.Function):
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] and not ctx.learns else None
         for piece, logits, total, chances in task.chunks(hidden, weight, bias):
             logprobs[piece] = logits.gather(1, task.targets[piece, None])[:, 0] - total[:, 0]
-            # H = logsumexp(z) - sum softmax(z) z; a dot product by row needs no third matrix
-            entropy[piece] = total[:, 0] - torch.bmm(chances[:, None, :], logits[:, :, None])[:, 0, 0]
+            entropy[piece] = total[:, 0] - torch.linalg.vecdot(chances, logits)  # H = logsumexp(z) - sum softmax(z) z
             task.restrict(piece, logits, chances, logprobs[piece])
             if slope is not None:
-                slope[piece] = (task.surprise(piece, chances).to(weight.dtype) @ weight).div_(task.temperature)
+                slope[piece] = task.surprise(piece, chances).to(weight.dtype) @ weight
+        if slope is not None and task.temperature != 1.0:
+            slope.div_(task.temperature)
         ctx.task = task
         ctx.save_for_backward(*((hidden, weight, bias) if ctx.learns else (slope,)))
         ctx.mark_non_differentiable(entropy)

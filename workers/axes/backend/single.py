@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workers import models, registry
 from workers.axes.backend import saving
+from workers.axes.backend.attention import install
 from workers.axes.backend.layout import Item, MicroBatch, Row, build, micro_batches, rows_of
 from workers.axes.backend.objective import Objective
 from workers.axes.backend.optimizer import Stepper
@@ -49,7 +50,7 @@ class SingleProcessTrainer:
         dtype = torch.float32 if strict else getattr(torch, config.model.dtype)
         folder = models.locate(config.model.path)
         transformers.utils.logging.disable_progress_bar()
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=install())
         self._model.eval()  # no dropout: log-probs are of the policy that samples
         check_layout(self._model, config.model.path)
         check_replay(self._model, config.replay.routing)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workers.axes.lora.base import Lazily, Whole, as_it_is, child_generator, local
 from workers.axes.lora.experts import apply_beside
+from workers.axes.lora.fused import fuse
 from workers.axes.lora.masters import Masters, named
 from workers.axes.lora.targets import adapter_targets
 from workers.contract.config import Lora
@@ -38,6 +39,7 @@ class AdapterOnly(Masters):
         # PEFT would make float32 adapters inside a bfloat16 model and cast every activation to and fro.
         self.model: PeftModel = get_peft_model(model, adapter, autocast_adapter_dtype=False)
         apply_beside(self.model, ADAPTER)
+        fuse(self.model, ADAPTER)
         super().__init__(self._adapters)
         if not self.working:
             raise EngineError("the model has no linear layer to adapt", field="model.path", cure="use a transformer language model")
