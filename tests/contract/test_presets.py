@@ -19,7 +19,7 @@ from workers.contract.errors import ConfigError
 
 VARIANTS = [name for name in presets.names() if presets.read(name)[0].variant_of]
 # CUDA IPC needs a GPU, expert shards a model with experts; the demo's workload has neither.
-ELSEWHERE = {("transport", "cuda_ipc"), ("payload", "expert_shards")}
+ELSEWHERE = {("transport", "cuda_ipc"), ("payload", "expert_shards"), ("rollout", "remote")}
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -12,6 +12,7 @@ from workers.contract import axes
 from workers.contract.block import Block, main
 from workers.contract.flow import Budget, Buffer, Checkpoint, DepthBound, Interrupt, Orchestration, Rollout, Staleness, Sync, Transport
 from workers.contract.learning import Backend, Correction, Distillation, Kl, Lora, Loss, Optimizer, Replay
+from workers.contract.remote import Remote
 from workers.contract.task import BatchBlock, Curriculum, Environment, Evaluation, Model, Rewards, Sampling
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Model",
     "Optimizer",
     "Orchestration",
+    "Remote",
     "Replay",
     "Rewards",
     "Rollout",

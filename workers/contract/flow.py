@@ -8,6 +8,7 @@ from pydantic import Field
 
 from workers.contract import axes
 from workers.contract.block import Block, main
+from workers.contract.remote import Remote
 
 
 class Rollout(Block):
@@ -23,6 +24,9 @@ class Rollout(Block):
         "least_tokens",
         title="Routing",
         description="least_tokens: to the engine with the least work. prefix: samples of one prompt to the same engine.",
+    )
+    remote: Remote | None = Field(
+        None, title="Servers", description="With the engine remote: where vLLM or SGLang already run. Empty: nowhere."
     )
 
 

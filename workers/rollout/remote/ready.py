@@ -1,0 +1,28 @@
+"""Before the first sample: what the server is, and whether it is started so that it can do what the run asks."""
+
+from __future__ import annotations
+
+from workers.contract.config import RunConfig
+from workers.contract.errors import EngineError
+from workers.rollout.remote.calls import Calls, Failure
+from workers.rollout.remote.servers import FLAVOURS, recognise
+
+
+async def make_ready(calls: Calls, config: RunConfig, mark: str) -> tuple[str, str]:
+    """The server's flavour and the name of its model. Ends what an engine that was killed may have left paused. Raises EngineError."""
+    assert config.rollout.remote is not None
+    try:
+        flavour, model = await recognise(calls, config.rollout.remote.flavour)
+        server = FLAVOURS[flavour](calls, model, mark)
+        await server.resume()
+        await server.label(0)
+        reason = await server.unfit(config)
+        if reason is not None:
+            raise EngineError(reason[0], field="rollout.remote.urls", value=calls.url, cure=reason[1])
+        await server.check(0)
+    except Failure as failure:
+        cure = "name a server of vLLM (started with VLLM_SERVER_DEV_MODE=1) or of SGLang"
+        raise calls.refused(failure, cure) from None
+    finally:
+        await calls.close()
+    return flavour, model
