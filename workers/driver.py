@@ -39,6 +39,7 @@ from workers.pool import Pool
 from workers.progress import Progress, open_slots
 from workers.provenance import provenance
 from workers.records import Group, to_wire
+from workers.rollout.vllm import install as vllm
 from workers.scoring.threads import ThreadScorer
 from workers.ship import AttemptFile, Shipper
 from workers.steering import Steering
@@ -60,6 +61,8 @@ class Driver:
         resume_from: Path | None = None,
         on_events: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
+        if config.rollout.engine == "vllm":
+            vllm.require()
         self.config = config
         self.out = out
         self.run_id = attempt.run if attempt else uuid.uuid4().hex[:12]

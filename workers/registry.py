@@ -72,6 +72,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "rollout": {
         "torch": "workers.rollout.torch.generator:TorchGenerator",
+        "vllm": "workers.rollout.vllm.generator:VllmGenerator",
         "remote": "workers.rollout.remote.generator:RemoteGenerator",
     },
 }

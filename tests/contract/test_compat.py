@@ -10,6 +10,7 @@ from workers.contract.config import RunConfig
 
 ONE_BATCH = 'staleness.depth_bound={"value": 1, "unit": "batches"}'
 STRICT = ["determinism=strict", "model.dtype=float32", "staleness.max_lag=0", ONE_BATCH]
+VLLM = "rollout.engine=vllm"
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -55,6 +56,12 @@ def test_the_demo_passes_without_a_warning() -> None:
         ([*STRICT, "rollout.threads=2"], "rollout.threads"),
         ([*STRICT, "backend.threads=4"], "backend.threads"),
         ([*STRICT, "budget.wall_s=60"], "budget.wall_s"),
+        ([*STRICT, VLLM], "determinism"),
+        ([VLLM, "replay.sampling_mask=true", "sampling.top_k=5"], "replay.sampling_mask"),
+        ([VLLM, "replay.routing=r3"], "replay.routing"),
+        ([VLLM, "lora.moe_experts=true"], "lora.moe_experts"),
+        ([VLLM, "lora.kind=off", "transport.payload=expert_shards"], "transport.payload"),
+        ([VLLM, "interrupt.kind=abort", "interrupt.kv_after=flush", 'partial=["save_resume"]'], "partial"),
     ],
 )
 def test_what_cannot_work_is_refused(sets: list[str], field: str) -> None:

@@ -17,7 +17,7 @@ LagFrom = Literal["oldest_token", "dispatch"]
 PartialKind = Literal["continue", "abort_prefix", "save_resume", "recycle", "cancel_group", "none"]
 LoraKind = Literal["adapter_only", "merged", "off"]
 BackendKind = Literal["single", "ddp", "fsdp2", "tp"]
-EngineKind = Literal["torch", "remote"]
+EngineKind = Literal["torch", "vllm", "remote"]
 
 AXES: dict[str, tuple[str, ...]] = {
     "orchestration": get_args(OrchestrationKind),
@@ -113,6 +113,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "rollout": {
         "torch": "Headrace's own PyTorch engine: continuous batching, a KV cache, one prefill per group.",
+        "vllm": "vLLM (`python -m workers install-engine vllm`): paged and prefix caches; an adapter is merged at each publish.",
         "remote": "vLLM or SGLang servers that already run, named by `rollout.remote`: samples by HTTP, weights by path. SGLang: not run.",
     },
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from workers.contract import loss_rules, remote
+from workers.contract import engine_rules, loss_rules, remote
 from workers.contract.axes import INTERRUPTS, PAYLOADS
 from workers.contract.bounds import most_groups
 from workers.contract.config import RunConfig
@@ -191,4 +191,5 @@ def _either(words: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
 
 
-RULES: tuple[Callable[[RunConfig], Faults], ...] = (start, flow, interrupts, weights, backend, loss_rules.refused, remote.rules, strict)
+OTHERS = (loss_rules.refused, engine_rules.vllm, remote.rules)
+RULES: tuple[Callable[[RunConfig], Faults], ...] = (start, flow, interrupts, weights, backend, strict, *OTHERS)

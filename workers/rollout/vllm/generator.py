@@ -1,0 +1,286 @@
+"""vLLM behind Headrace's door of engines: its own scheduler of slots before vLLM's, and weights put in at vLLM's pause.
+
+Each sample is one request of vLLM. What waits for a slot waits here, so that evaluation goes before training, interrupts see who runs
+and who waits, and whoever is admitted after a change is computed under the new weights alone.
+
+Where vLLM differs from the torch engine: a sample's random numbers come from a generator of its own, seeded by the request's key and
+the length of its prefix, and not from a hash of each position; min-p is applied before top-k and top-p, and not after them; adapters
+are merged (see `weights`); new weights are loaded while nothing is decoded, whatever the interrupt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.sampling_params import RequestOutputKind
+
+from workers import models, registry
+from workers.axes.transport.base import Transport
+from workers.background import in_background
+from workers.contract.config import RunConfig
+from workers.contract.errors import EngineError
+from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
+from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
+from workers.rollout.vllm.change import Change
+from workers.rollout.vllm.engine import Meter, start
+from workers.rollout.vllm.weights import Staging
+
+_SEEDS = 2**63
+
+
+class VllmGenerator:
+    """See `workers.rollout.base.Generator`. Used from one event loop; vLLM runs in processes of its own."""
+
+    def __init__(self, config: RunConfig, name: str, transport: Transport) -> None:
+        self._name = name
+        self._transport = transport
+        self._payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
+        folder = Path(models.locate(config.model.path))
+        self._staging = Staging(folder, config.lora, getattr(torch, config.model.dtype))
+        self._interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
+        self._scheduler = Scheduler(config.rollout.max_running)
+        self._meter = Meter()
+        self._vllm = start(config, folder, self._meter)
+        self._version = 0
+        self._labelled = False
+        self._change: Change | None = None
+        self._closed = False  # nothing is given to vLLM until the new weights serve
+        self._stopped = False
+        self._left = asyncio.Event()  # a sample left slot or queue
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by arrival, of the samples in vLLM
+        self._updating = asyncio.Lock()
+
+    async def generate(self, request: SampleRequest) -> Rollout:
+        self._check()
+        settings = self._vllm.model_config
+        check_request(request, settings.get_vocab_size(), settings.max_model_len)
+        answered: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
+        sequence = Sequence(request, lambda answer: _settle(answered, answer))
+        if sequence.ended is not None:  # the prefix is complete
+            return sequence.rollout(self._name)
+        if not self._labelled:
+            self._labelled = True
+            await self._vllm.update_weight_version(str(self._version))
+        self._scheduler.submit(sequence)
+        if self._change is not None and self._change.first_arrival is None:
+            self._change.first_arrival = time.perf_counter()
+        self._admit()
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            sequence.cancelled = True
+            self._scheduler.forget_cancelled()
+            if sequence.arrival in self._tasks:
+                self._tasks[sequence.arrival].cancel()
+            self._left.set()
+            raise
+
+    async def update(self, manifest: Manifest) -> UpdateReport:
+        """transfer_s: fetching, checking, merging and laying out in shared memory; apply_s: from there until the new version served,
+        vLLM's load among it; pause_s: see `Change.pause`. One update at a time; others wait here."""
+        async with self._updating:
+            self._check()
+            if manifest.version < self._version:
+                raise EngineError(
+                    "an older version than the one that serves",
+                    field="version",
+                    value=manifest.version,
+                    cure=f"publish above {self._version}",
+                )
+            change = self._change = Change(self._scheduler)
+            try:
+                return await self._put_in(manifest, change)
+            finally:
+                await asyncio.shield(self._release())
+
+    async def status(self) -> EngineStatus:
+        self._check()
+        meter, cache = self._meter, self._vllm.vllm_config.cache_config
+        room = (cache.num_gpu_blocks or 0) * cache.block_size
+        return EngineStatus(
+            version=self._version,
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waiting,
+            slots=self._scheduler.max_running,
+            generated_tokens=meter.tokens,
+            decode_s=meter.seconds,
+            rss=_resident_bytes(),
+            decode_steps=meter.steps,
+            longest_decode_s=meter.longest,
+            kv_tokens=round(meter.kv_used * room) if room else None,
+            kv_capacity=room or None,
+        )
+
+    async def stop(self) -> None:
+        """Samples go out with the tokens they have; those that have none are refused."""
+        self._stopped = self._closed = True
+        if not self._vllm.errored:
+            await self._vllm.engine_core.pause_scheduler_async(mode="abort", clear_cache=False)
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for sequence in self._scheduler.empty():
+            sequence.answer(sequence.rollout(self._name) if sequence.tokens else self._over())
+        self._left.set()
+        await asyncio.to_thread(self._vllm.shutdown)
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        if self._closed or (self._change is not None and self._change.held):
+            return
+        for sequence in self._scheduler.admit():
+            if self._change is not None:
+                self._change.busy = True
+            task = asyncio.create_task(self._run(sequence))
+            self._tasks[sequence.arrival] = task
+
+    async def _run(self, sequence: Sequence) -> None:
+        """One sample from slot to answer."""
+        answer: Rollout | BaseException
+        try:
+            await self._complete(sequence)
+            answer = sequence.rollout(self._name) if sequence.tokens or not self._stopped else self._over()
+        except asyncio.CancelledError:
+            answer = sequence.rollout(self._name)
+        except Exception as error:
+            answer = EngineError(
+                f"vLLM failed a request: {type(error).__name__}: {error}", field="rollout", value=self._name, cure="see the engine's log"
+            )
+        del self._tasks[sequence.arrival]
+        if sequence in self._scheduler.running:
+            self._scheduler.leave(sequence)
+        if not self._scheduler.running:
+            self._meter.rest()
+        sequence.answer(answer)
+        self._left.set()
+        self._admit()
+
+    async def _complete(self, sequence: Sequence) -> None:
+        request, prefix = sequence.request, len(sequence.tokens)
+        # Prompts computed under old weights are found under the old version's salt only.
+        prompt = {"prompt_token_ids": sequence.context, "cache_salt": str(self._version)}
+        name = f"{request.id}#{sequence.arrival}"
+        (output,) = [output async for output in self._vllm.generate(prompt, _sampling(request, prefix), name)]
+        (done,) = output.outputs
+        if not done.token_ids:
+            return  # aborted before its first token
+        logprobs = [0.0] * len(done.token_ids) if request.temperature == 0 else list(done.logprobs.logprobs)
+        versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
+        for token, logprob, version in zip(done.token_ids, logprobs, versions, strict=True):
+            sequence.append(token, logprob, version, [])
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    async def _put_in(self, manifest: Manifest, change: Change) -> UpdateReport:
+        change.busy = change.running > 0
+        while not self._interrupt.announced(change):
+            self._left.clear()
+            await self._left.wait()
+            self._check()
+        stopped = self._interrupt.stops
+        still_since = await self._pause(change) if stopped else 0.0
+        started = time.perf_counter()
+        path = await in_background(self._fetch, manifest)
+        staged = time.perf_counter()
+        try:
+            if not stopped:
+                change.busy = change.running > 0
+                still_since = await self._pause(change)
+            await self._vllm.start_weight_update()
+            await self._vllm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+            await self._vllm.finish_weight_update(str(manifest.version))
+        finally:
+            path.unlink(missing_ok=True)
+        self._version, self._labelled = manifest.version, True
+        self._interrupt.flipped(change)
+        await self._vllm.reset_prefix_cache(reset_running_requests=change.recompute)
+        await asyncio.shield(self._release())
+        ended = time.perf_counter()
+        pause = change.pause(stopped, still_since, ended)
+        return UpdateReport(manifest.version, manifest.digest, staged - started, ended - staged, pause)
+
+    async def _pause(self, change: Change) -> float:
+        """vLLM stands still after the step under way. Returns when that step ended."""
+        self._closed = True
+        # Taken out before the first is answered: its caller may send it again at once.
+        left = self._scheduler.empty() if change.aborting else []
+        mode = "abort" if change.aborting else "keep"
+        await self._vllm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
+        for sequence in left:
+            if sequence.arrival in self._tasks:
+                await asyncio.wait({self._tasks[sequence.arrival]})
+            else:
+                sequence.answer(sequence.rollout(self._name))
+        self._meter.rest()
+        return self._meter.last
+
+    async def _release(self) -> None:
+        """The update is over, or its weights did not come: whatever it held up goes on."""
+        if self._change is None:
+            return
+        self._change = None
+        if self._stopped:
+            return
+        if self._closed:
+            await self._vllm.engine_core.resume_scheduler_async()
+            self._closed = False
+        self._admit()
+
+    def _fetch(self, manifest: Manifest) -> Path:
+        """Beside vLLM's decoding: the payload, checked by the transport, becomes a file that only waits to be loaded."""
+        whole = self._payload.unpack(self._transport.receive(manifest), manifest)
+        return self._staging.write(whole, manifest.version)
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise EngineError("the engine has stopped", field="rollout", value=self._name, cure="start a new one")
+        if self._vllm.errored:
+            raise EngineError("vLLM's processes have died", field="rollout", value=self._name, cure="see the engine's log")
+
+    def _over(self) -> EngineError:
+        return EngineError("the engine was stopped", field="rollout", value=self._name, cure="dispatch the request again", retryable=True)
+
+
+def _sampling(request: SampleRequest, prefix: int) -> SamplingParams:
+    """Each request says everything of its draws; a sample gone on with gets another stream than the one that drew its prefix."""
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=(request.key + prefix * 0x9E3779B97F4A7C15) % _SEEDS,
+        max_tokens=request.max_new_tokens - prefix,
+        stop_token_ids=list(request.stop_ids),
+        ignore_eos=True,  # the request's stop ids hold it, where it is one
+        logprobs=0,  # of the drawn token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _settle(future: asyncio.Future[Rollout], answer: Rollout | BaseException) -> None:
+    if future.done():
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _resident_bytes() -> int:
+    """Of this process and those of vLLM."""
+    own = psutil.Process(os.getpid())
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total

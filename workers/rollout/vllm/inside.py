@@ -1,0 +1,75 @@
+"""What of Headrace runs inside vLLM's own processes: the guard, and the end of the road that weights take into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from workers.rollout.vllm import guard
+
+BACKEND = "headrace"
+
+guard.watch()  # the engine's core imports this module with its arguments, each worker with its extension: long before any weight
+
+
+class GuardedExecutor(MultiprocExecutor):  # type: ignore[misc]
+    """Named here so that the process of vLLM's core imports this module."""
+
+
+class Extension:
+    """Named as `worker_extension_cls`, so that vLLM's workers import this module before they make their transfer engine."""
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """There is nothing to agree on beforehand."""
+
+
+@dataclass
+class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """path: a safetensors file in shared memory, tensors by the names of the model's checkpoint."""
+
+    path: str
+
+
+class FileEngine(WeightTransferEngine):  # type: ignore[misc]
+    """Loads the tensors of one file into the model, through vLLM's own loaders, which pack, fuse and shard them."""
+
+    init_info_cls = NoInit
+    update_info_cls = WeightFile
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to do: each update names its file."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: WeightFile) -> None:
+        self.model.load_weights(_tensors(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        head = getattr(self.model, "lm_head", None)
+        if head is not None and self.model_config.hf_text_config.tie_word_embeddings:
+            # It shares the embedding's numbers, which are new now, but on CPU computes with a packed copy of its own.
+            head.quant_method.process_weights_after_loading(head)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 -- no dictionary
+            yield name, file.get_tensor(name)
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)
