@@ -55,6 +55,7 @@ class Double:
         self.together = asyncio.Barrier(1)
         self.refuses_weights = False
         self.raw = False
+        self.device = "cuda"
         self.adapters = kind == "adapter_only"
         self.url = ""
         blocks = {
@@ -146,7 +147,8 @@ class Double:
             assert query == {"config_format": "json"}
             lora = {"max_lora_rank": 8} if self.adapters else None
             mode = "raw_logprobs" if self.raw else "processed_logprobs"
-            return {"vllm_config": {"lora_config": lora, "model_config": {"logprobs_mode": mode}}}
+            device = {"device": self.device, "device_type": self.device}
+            return {"vllm_config": {"lora_config": lora, "device_config": device, "model_config": {"logprobs_mode": mode}}}
         if path == "/weight_info":
             return {"weight_version": self.label}
         if path == "/update_weight_version":

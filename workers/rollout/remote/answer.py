@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from workers import models
 from workers.contract.config import RunConfig
 from workers.records import SampleRequest
 from workers.rollout.remote.calls import Failure
@@ -71,3 +74,9 @@ def seed_of(request: SampleRequest, prefix: int) -> int:
 def truncates(config: RunConfig) -> bool:
     sampling = config.sampling
     return (sampling.top_k, sampling.top_p, sampling.min_p) != (0, 1.0, 0.0)
+
+
+def tied(config: RunConfig) -> bool:
+    """Whether the model's output weights are its embedding."""
+    shape = json.loads((Path(models.locate(config.model.path)) / "config.json").read_text(encoding="utf-8"))
+    return bool(shape.get("tie_word_embeddings"))
