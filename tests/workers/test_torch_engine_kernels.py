@@ -17,7 +17,7 @@ from workers.rollout.torch.kernels import PlainKernels
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.native import NativeKernels, kernels_for, native_kernels, tile_kernels
 from workers.rollout.torch.shape import Shape
-from workers.rollout.torch.tiled import pack_pairs
+from workers.rollout.torch.tiled import TiledPair, filled
 
 
 def shape(heads: int = 6, kv_heads: int = 2, dim: int = 64) -> Shape:
@@ -124,6 +124,13 @@ def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeyp
     assert native_kernels() is None
 
 
+def tiled(kernels: NativeKernels, a: torch.Tensor, b: torch.Tensor) -> TiledPair:
+    missing = filled(a.shape[1]) - a.shape[1]
+    halves = torch.nn.functional.pad(a, (0, missing)).t(), torch.nn.functional.pad(b, (0, 0, 0, missing)).t()
+    (lowering,), (raising,) = (kernels.pack(half.unsqueeze(0)) for half in halves)
+    return TiledPair(lowering, raising)
+
+
 @pytest.mark.parametrize("way", ["tiles", "packed", "plain"])
 @pytest.mark.parametrize("count", [1, 15, 16, 61, 64, 130])
 @pytest.mark.parametrize(("inputs", "outputs", "rank"), [(576, 960, 16), (64, 48, 0), (1536, 576, 48)])
@@ -140,7 +147,7 @@ def test_products_are_right_whoever_computes_them(
     x, weight, residual = rows(count, inputs), rows(outputs, inputs, seed=1) / inputs**0.5, rows(count, outputs, seed=2)
     bias = rows(outputs, seed=3)
     a, b = rows(inputs, rank, seed=4) / inputs**0.5, rows(rank, outputs, seed=5)
-    pair = Pair(a, b, pack_pairs(a.unsqueeze(0), b.unsqueeze(0))[0]) if rank else None
+    pair = Pair(a, b, tiled(kernels, a, b)) if rank else None
     linear = Linear(weight, bias)
     wanted = x.double() @ weight.double().t() + bias.double() + ((x @ a).double() @ b.double() if rank else 0)
     for ours, theirs in ((linear(x, pair), wanted), (linear.added_to(residual, x, pair), wanted + residual.double())):

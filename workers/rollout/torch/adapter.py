@@ -15,7 +15,7 @@ import torch
 from workers.contract.errors import EngineError
 from workers.rollout.torch.native import tile_kernels
 from workers.rollout.torch.shape import Shape
-from workers.rollout.torch.tiled import TiledPair, pack_pairs
+from workers.rollout.torch.tiled import TiledPair, filled
 
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z]+)_proj\.lora_([AB])\.weight")
 # PEFT wraps the stacked tensors of a sparse layer one inside the other: down_proj outside, gate_up_proj inside.
@@ -138,15 +138,19 @@ def _fuse(given: list[list[dict[str, torch.Tensor] | None]], outputs: list[int],
     present = [(column, [pair for pair in layers if pair]) for column, layers in zip(_starts(outputs), given, strict=True) if layers[0]]
     ranks = [layers[0]["A"].shape[0] for _, layers in present]
     inputs, count = present[0][1][0]["A"].shape[1], len(given[0])
-    a = torch.empty(count, inputs, sum(ranks), dtype=dtype)
-    b = torch.zeros(count, sum(ranks), sum(outputs), dtype=dtype)
+    wide = filled(sum(ranks))
+    lowering = torch.zeros(count, wide, inputs, dtype=dtype)
+    raising = torch.zeros(count, sum(outputs), wide, dtype=dtype)
     for row, rank, (column, layers) in zip(_starts(ranks), ranks, present, strict=True):
-        a[:, :, row : row + rank] = torch.stack([pair["A"] for pair in layers]).transpose(1, 2)
+        lowering[:, row : row + rank] = torch.stack([pair["A"] for pair in layers])
         scaled = torch.stack([pair["B"] for pair in layers]).float().mul_(scaling)
-        b[:, row : row + rank, column : column + scaled.shape[1]] = scaled.transpose(1, 2)
-    tiles = dtype == torch.bfloat16 and tile_kernels(b.shape[2], inputs) is not None
-    tiled = pack_pairs(a, b) if tiles else [None] * count
-    return [Pair(a[layer], b[layer], tiled[layer]) for layer in range(count)]
+        raising[:, column : column + scaled.shape[1], row : row + rank] = scaled
+    a, b = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
+    kernels = tile_kernels(sum(outputs), inputs) if dtype == torch.bfloat16 else None
+    if kernels is None:
+        return [Pair(*halves) for halves in zip(a.contiguous(), b.contiguous(), strict=True)]
+    tiled = map(TiledPair, kernels.pack(lowering), kernels.pack(raising))
+    return [Pair(*halves) for halves in zip(a, b, tiled, strict=True)]
 
 
 def _starts(widths: list[int]) -> list[int]:

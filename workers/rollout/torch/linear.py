@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from workers.rollout.torch.adapter import Pair
 from workers.rollout.torch.native import NativeKernels, tile_kernels
-from workers.rollout.torch.tiled import Tiled, pack
+from workers.rollout.torch.tiled import Tiled
 
 # The operators are private to torch: they are probed once and `functional.linear` stands in where they are missing or wrong.
 _ROWS_HINT = 64
@@ -44,7 +44,7 @@ class Linear:
         half = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
         self._kernels = tile_kernels(self.outputs, self.inputs) if half else None
         self._packed = half and self._kernels is None and packing_works()
-        self._tiled = pack(weight) if self._kernels else None
+        self._tiled = self._kernels.pack(weight.unsqueeze(0))[0] if self._kernels else None
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self._weight = weight if self._tiled is None else weight.new_empty(0)  # one copy of the numbers is enough

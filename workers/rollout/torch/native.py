@@ -21,7 +21,7 @@ from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import Kernels, PlainKernels, Step
 from workers.rollout.torch.sampling import draw_plainly
 from workers.rollout.torch.shape import Shape
-from workers.rollout.torch.tiled import Tiled, TiledPair, fits, pack
+from workers.rollout.torch.tiled import Tiled, TiledPair, fits
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class NativeKernels:
         library.silu_mul.argtypes = [pointer] * 2 + [size] * 2
         library.attend.argtypes = [pointer] * 6 + [size] * 7
         library.multiply.argtypes = [pointer] * 7 + [size] * 4
+        library.pack.argtypes = [pointer] * 2 + [size] * 2
         library.draw.argtypes = [pointer] * 5 + [size] * 2
         self._library = library
         self.tiles = bool(library.tiles_work())  # whether `multiply` may be called
@@ -83,6 +84,14 @@ class NativeKernels:
         if self._library.draw(*given, count, vocabulary):
             raise MemoryError("drawing tokens found no memory for its sums")
         return tokens, logprobs
+
+    def pack(self, weights: torch.Tensor) -> list[Tiled]:
+        """n weights [n, outputs, inputs] that fit, in one go."""
+        count, outputs, inputs = weights.shape
+        weights = weights.contiguous()
+        packed = torch.empty(count, outputs * inputs, dtype=weights.dtype)
+        self._library.pack(*_pointers(weights, packed), count * outputs, inputs)
+        return [Tiled(data, outputs, inputs) for data in packed.unbind(0)]
 
     def multiply(
         self, rows: torch.Tensor, weight: Tiled, bias: torch.Tensor | None, residual: torch.Tensor | None, pair: TiledPair | None
@@ -200,6 +209,7 @@ def _difference(kernels: NativeKernels) -> str:
 
 def _products(kernels: NativeKernels, rows: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     x, weight, bias, residual, lowering, raising = rows(70, 64), rows(48, 64), rows(48), rows(70, 48), rows(32, 64), rows(48, 32) / 32
-    ours = kernels.multiply(x, pack(weight), bias, residual, TiledPair(pack(lowering), pack(raising)))
+    (whole,), (lower,), (upper,) = (kernels.pack(one.unsqueeze(0)) for one in (weight, lowering, raising))
+    ours = kernels.multiply(x, whole, bias, residual, TiledPair(lower, upper))
     low = functional.linear(x, lowering).float()
     return ours, functional.linear(x.float(), weight.float(), bias.float()) + residual.float() + functional.linear(low, raising.float())

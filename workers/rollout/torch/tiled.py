@@ -1,11 +1,10 @@
-"""Weights in the order that tiles.c reads them. Plain torch: packing happens once a weight, beside the decode thread."""
+"""Weights in the order that tiles.c reads them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 _TILE, _DEPTH = 16, 32  # as in tiles.c
 
@@ -32,21 +31,6 @@ def fits(outputs: int, inputs: int) -> bool:
     return outputs % _TILE == 0 and inputs % _DEPTH == 0
 
 
-def pack(weight: torch.Tensor) -> Tiled:
-    """A copy of [outputs, inputs], which must fit."""
-    return _pack(weight.unsqueeze(0))[0]
-
-
-def pack_pairs(a: torch.Tensor, b: torch.Tensor) -> list[TiledPair]:
-    """Of n layers at once, from a [n, inputs, ranks] and b [n, ranks, outputs]; ranks are filled up with zeros."""
-    missing = -a.shape[2] % _DEPTH
-    lowering = _pack(functional.pad(a, (0, missing)).transpose(1, 2))
-    raising = _pack(functional.pad(b, (0, 0, 0, missing)).transpose(1, 2))
-    return [TiledPair(*halves) for halves in zip(lowering, raising, strict=True)]
-
-
-def _pack(weights: torch.Tensor) -> list[Tiled]:
-    """[n, outputs, inputs], in one copy."""
-    count, outputs, inputs = weights.shape
-    pieces = weights.view(count, outputs // _TILE, _TILE, inputs // _DEPTH, _DEPTH // 2, 2)
-    return [Tiled(data, outputs, inputs) for data in pieces.permute(0, 1, 3, 4, 2, 5).contiguous().unbind(0)]
+def filled(ranks: int) -> int:
+    """An adapter's ranks with the zeros that fill them up to whole tiles."""
+    return -(-ranks // _DEPTH) * _DEPTH

@@ -10,6 +10,21 @@
 #define CHUNK 4       /* column tiles a thread takes at a time */
 #define PIECE (TILE * DEPTH)
 
+/* W [outputs, inputs], by rows, into [outputs / 16, inputs / 32, 16 pairs of inputs, 16 outputs, 2]. */
+void pack(const bf16 *weight, bf16 *packed, int64_t outputs, int64_t inputs) {
+    int64_t depth = inputs / DEPTH;
+#pragma omp parallel for schedule(static)
+    for (int64_t column = 0; column < outputs / TILE; column++)
+        for (int64_t k = 0; k < depth; k++) {
+            uint32_t from[TILE][TILE], to[TILE][TILE]; /* a pair of inputs moves as one word */
+            for (int c = 0; c < TILE; c++)
+                memcpy(from[c], weight + (column * TILE + c) * inputs + k * DEPTH, sizeof from[c]);
+            for (int p = 0; p < TILE; p++)
+                for (int c = 0; c < TILE; c++) to[p][c] = from[c][p];
+            memcpy(packed + (column * depth + k) * PIECE, to, sizeof to);
+        }
+}
+
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -116,7 +131,7 @@ static void fill_tail(const Rows *x, bf16 *tail) {
     if (left) memcpy(tail, x->data + (x->rows - left) * x->width, sizeof(bf16) * left * x->width);
 }
 
-/* y [rows, outputs] from x [rows, inputs] and W as `pack_tiles` left it. Inputs and ranks: multiples of 32; outputs: of 16.
+/* y [rows, outputs] from x [rows, inputs] and W as `pack` left it. Inputs and ranks: multiples of 32; outputs: of 16.
    bias [outputs], residual [rows, outputs] and the adapter's two halves, packed alike, may be NULL.
    Returns 1 where memory ran out. */
 int multiply(const bf16 *x, const bf16 *packed, const bf16 *bias, const bf16 *residual, const bf16 *lowering,
