@@ -18,8 +18,8 @@ from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError
 
 VARIANTS = [name for name in presets.names() if presets.read(name)[0].variant_of]
-# CUDA IPC needs a GPU, expert shards a model with experts; the demo's workload has neither.
-ELSEWHERE = {("transport", "cuda_ipc"), ("payload", "expert_shards"), ("rollout", "remote")}
+# CUDA IPC needs a GPU, expert shards a model with experts; the demo's workload has neither. Presets run without vLLM and servers.
+ELSEWHERE = {("transport", "cuda_ipc"), ("payload", "expert_shards"), ("rollout", "vllm"), ("rollout", "remote")}
 
 
 @pytest.mark.parametrize("name", presets.names())
