@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ async def measure(arguments: argparse.Namespace, others: dict[str, subprocess.Po
                         answers[name] = await asyncio.to_thread(ask, player, prompts, lengths)
                     for name, answer in answers.items():
                         results.setdefault((name, new), []).extend([answer] if number else [])
+                    told_now = ", ".join(f"{name} {answer['tokens'] / answer['seconds']:.0f}" for name, answer in answers.items())
+                    print(f"round {number}, {new} new tokens: {told_now}", file=sys.stderr)
         finally:
             for engine in engines.values():
                 await engine.stop()
