@@ -54,6 +54,7 @@ class Double:
         self.label = "default"
         self.together = asyncio.Barrier(1)
         self.refuses_weights = False
+        self.refuses_pause = False
         self.raw = False
         self.device = "cuda"
         self.adapters = kind == "adapter_only"
@@ -134,6 +135,8 @@ class Double:
         path = scope["path"]
         self.heard.append(path)
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        if self.refuses_pause and path in ("/pause", "/pause_generation"):
+            return await reply(send, 400, {"error": "not now"}, "")
         given = json.loads(body) if body else {}
         query = {name: values[0] for name, values in parse_qs(scope["query_string"].decode()).items()}
         answer = await (self._vllm if self.flavour == "vllm" else self._sglang)(path, given, query, receive)

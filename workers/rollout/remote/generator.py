@@ -259,12 +259,14 @@ class RemoteGenerator:
 
     async def _release(self) -> None:
         """The update is over, or its weights did not come: whatever it held up goes on."""
-        change, self._change = self._change, None
+        change = self._change
+        if change is not None and change.stopped is not None and self._tasks:
+            await self._give_up()  # the pause itself failed: nothing may run on beside what is sent again
+        self._change = None
         if change is None or self._stopped:
             return
         if change.stopped is not None:
-            if self._scheduler.running:  # the pause itself failed: what it ended goes on with its tokens
-                self._scheduler.retract()
+            self._scheduler.retract()  # of whoever still has a slot, which is nobody once the pause succeeded
             with contextlib.suppress(EngineError):  # counted; a server that stays paused answers nothing, and that is told then
                 await self._server.resume()
             self._closed = False
