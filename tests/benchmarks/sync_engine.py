@@ -1,11 +1,12 @@
 """The engine's side of bench_sync: an engine in a process of its own that answers each line on its input with one of JSON.
 
-A manifest is taken, and answered with the engine's report and its decode steps; `{"decode": n}` begins n samples.
+A manifest is taken, and answered with the engine's report and its decode steps; `{"decode": n}` keeps n samples running.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -35,7 +36,7 @@ async def serve(config: RunConfig, folder: Path) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             asked = json.loads(line)
             if "decode" in asked:
-                samples += [asyncio.create_task(engine.generate(_request(len(samples)))) for _ in range(asked["decode"])]
+                samples += [asyncio.create_task(_again_and_again(engine, number)) for number in range(asked["decode"])]
                 await asyncio.sleep(1)  # prefilled by then
                 answer: Any = {}
             else:
@@ -53,8 +54,9 @@ async def serve(config: RunConfig, folder: Path) -> None:
         transport.close()
 
 
-def _request(number: int) -> SampleRequest:
-    return SampleRequest(f"s{number}", f"p{number // 8}", number, PROMPT, number, 400, 1.0)
+async def _again_and_again(engine: TorchGenerator, number: int) -> None:
+    for turn in itertools.count():
+        await engine.generate(SampleRequest(f"s{number}.{turn}", f"p{number // 8}", number, PROMPT, number, 400, 1.0))
 
 
 def main() -> None:
