@@ -1,0 +1,167 @@
+"""A real vLLM server in processes of its own, on CPU, by its address: samples, whole weights by path, adapters by path, a retract."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from tests.workers.engine_rig import NAME, PROMPTS, RUN, adapted, base_model, logprobs_of, publish, request, send
+from tests.workers.tiny_model import make_tiny_model
+from workers import registry
+from workers.axes.transport.base import Link
+from workers.axes.transport.filesystem import FilesystemTransport
+from workers.contract.config import RunConfig
+from workers.contract.errors import EngineError
+from workers.rollout.remote.generator import RemoteGenerator
+from workers.rollout.vllm import install
+
+PATIENCE_S = 150
+TOKEN = "a-token-of-the-test"
+LENGTH = 450
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its output weights are its own: on a CPU vLLM keeps the old ones of a tied model, and such a run is refused."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), seed=4, hidden=128)
+    model = base_model(folder)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(0.9 * model.lm_head.weight.detach())
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["full", "adapter"])
+def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The payload, and the address of a server as a user would start it for that."""
+    install.require()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "268435456"]
+    command += ["--logprobs-mode", "processed_logprobs", "--disable-log-stats"]
+    command += ["--enable-lora", "--max-lora-rank", "8"] if request.param == "adapter" else []
+    given = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_API_KEY": TOKEN,
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env={**os.environ, **given}, stdout=file, stderr=file, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not _healthy(address):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.5)
+        yield request.param, address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/health", timeout=2, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def engine(address: str, folder: Path, scratch: Path, kind: str, payload: str) -> RemoteGenerator:
+    settings = RunConfig.model_validate(
+        {
+            "model": {"path": str(folder), "dtype": "float32"},
+            "lora": {"kind": kind, "rank": 4, "alpha": 8.0},
+            "sampling": {"top_k": 3},
+            "rollout": {
+                "engine": "remote",
+                "max_running": 3,
+                "remote": {"urls": [address], "token": "test", "timeout_s": 60.0, "retries": 0},
+            },
+            "transport": {"kind": "filesystem", "payload": payload},
+            "interrupt": {"kind": "retract", "kv_after": "recompute"},
+        }
+    )
+    return registry.resolve("rollout", "remote")(settings, NAME, FilesystemTransport(Link(RUN, scratch, NAME, settings.transport)))
+
+
+async def test_a_real_server_obeys_the_door(server: tuple[str, str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload, address = server
+    (tmp_path / "test").write_text(TOKEN)
+    monkeypatch.setenv("HEADRACE_ENGINE_TOKENS", str(tmp_path))
+    own = await asyncio.to_thread(engine, address, folder, tmp_path, "off" if payload == "full" else "adapter_only", payload)
+    models: list[torch.nn.Module] = [base_model(folder)]
+    if payload == "full":
+        for factor in (1.05, 0.95):
+            scaled = base_model(folder)
+            for parameter in scaled.parameters():
+                parameter.data *= factor
+            models.append(scaled)
+    else:
+        with torch.no_grad():
+            models += [adapted(folder, seed=1), adapted(folder, seed=2)]
+
+    async def put(version: int) -> None:
+        model = models[version]
+        tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        manifest = send(tensors, tmp_path, version, "full") if payload == "full" else publish(model, tmp_path, version)
+        report = await own.update(manifest)
+        assert (report.version, report.digest) == (version, manifest.digest) and report.apply_s > 0
+
+    async def faithful(version: int) -> None:
+        """A long prompt, twice, would be found in a prefix cache of old weights."""
+        for prompt in ([7 + index % 60 for index in range(300)], PROMPTS[1]):
+            for _ in range(2):
+                done = await own.generate(request(prompt, version, 12))
+                assert done.versions == [version] * 12
+                assert torch.allclose(torch.tensor(done.logprobs), logprobs_of(models[version], prompt, done.token_ids), atol=2e-4)
+
+    if payload == "full":  # the server is still what it was started with
+        await faithful(0)
+    await put(1)
+    await faithful(1)
+    tasks = [asyncio.create_task(own.generate(request(PROMPTS[index], index, LENGTH))) for index in range(5)]
+    await asyncio.sleep(0.2)
+    await put(2)
+    done = await asyncio.gather(*tasks)
+    mixed = 0
+    for rollout in done:
+        flip = rollout.versions.count(1)
+        assert rollout.versions == [1] * flip + [2] * (LENGTH - flip) and rollout.finish_reason == "length"
+        given = torch.tensor(rollout.logprobs)
+        for model, part in ((models[1], slice(0, flip)), (models[2], slice(flip, None))):
+            assert torch.allclose(given[part], logprobs_of(model, PROMPTS[rollout.index], rollout.token_ids)[part], atol=2e-4)
+        mixed += 0 < flip < LENGTH
+    assert mixed, "those that ran were ended with their tokens, and went on"
+    cut = await own.generate(request(PROMPTS[3], 0, 20, top_k=1))
+    assert max(map(abs, cut.logprobs)) < 1e-6, "log-probs are of the truncated distribution"
+    assert not own.failures and (await own.status()).version == 2
+    await own.stop()
+    if payload == "full":
+        tied = make_tiny_model(tmp_path / "tied", seed=4)
+        with pytest.raises(EngineError, match="old output weights of a tied model"):
+            await asyncio.to_thread(engine, address, tied, tmp_path, "off", "full")
+    (tmp_path / "test").write_text("another")
+    with pytest.raises(EngineError, match="http_401"):
+        await asyncio.to_thread(engine, address, folder, tmp_path, "off", "full")
