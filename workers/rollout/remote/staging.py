@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from workers import models
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 from workers.records import Manifest
@@ -63,7 +64,7 @@ class Staging:
     def _whole(self, names: list[str]) -> None:
         """A server would load what it knows of a payload and keep old weights for the rest."""
         known: set[str] = set()
-        for file in sorted(self._model.glob("*.safetensors")):
+        for file in models.weight_files(self._model):
             with safe_open(file, framework="pt") as opened:
                 known |= set(opened.keys())
         strange = sorted((known ^ set(names)) - {"lm_head.weight"})  # which a model that ties it stores or not

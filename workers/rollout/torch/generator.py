@@ -17,8 +17,8 @@ from workers.axes.backend.threads import share
 from workers.axes.transport.base import Transport
 from workers.background import in_background
 from workers.contract.config import RunConfig
-from workers.contract.errors import EngineError
 from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
+from workers.rollout.answers import refuse_older, settle
 from workers.rollout.torch.decoder import Decoder
 from workers.rollout.torch.install import Installer
 from workers.rollout.torch.loop import DecodeLoop
@@ -87,11 +87,7 @@ class TorchGenerator:
         """transfer_s: fetching, putting together and building, from when the interrupt had made room; apply_s: from there until the
         new version served; pause_s: see `Update.pause`. One update at a time; others wait here."""
         async with self._updating:
-            serving = self._decoder.adapter.version
-            if manifest.version < serving:
-                raise EngineError(
-                    "an older version than the one that serves", field="version", value=manifest.version, cure=f"publish above {serving}"
-                )
+            refuse_older(manifest, self._decoder.adapter.version)
             events = asyncio.get_running_loop()
             cleared: asyncio.Future[None] = events.create_future()
             over: asyncio.Future[tuple[float, float]] = events.create_future()
@@ -144,20 +140,12 @@ async def _before(wanted: asyncio.Future[T], over: asyncio.Future[Any]) -> T:
 
 
 def _resolver(future: asyncio.Future[Any]) -> Callable[[Any], None]:
-    """Settles a future of the calling event loop from another thread: exceptions are raised, all else is the result."""
+    """Settles a future of the calling event loop from another thread."""
     loop = future.get_loop()
-
-    def settle(answer: Any) -> None:
-        if future.done():
-            return
-        if isinstance(answer, BaseException):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
 
     def from_any_thread(answer: Any) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, answer)
+            loop.call_soon_threadsafe(settle, future, answer)
 
     return from_any_thread
 

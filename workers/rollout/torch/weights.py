@@ -3,7 +3,6 @@ by rows."""
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from workers import models
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.rollout.torch.experts import Experts, read_experts
 from workers.rollout.torch.linear import Linear
@@ -59,12 +59,8 @@ class _Files:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._folder = folder
-        index = folder / "model.safetensors.index.json"
-        names = (
-            sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())) if index.exists() else ["model.safetensors"]
-        )
         try:
-            self._open: list[Any] = [safe_open(folder / name, framework="pt") for name in names]
+            self._open: list[Any] = [safe_open(file, framework="pt") for file in models.weight_files(folder)]
         except (OSError, SafetensorError) as error:
             raise EnvironmentMissing(
                 f"the model's weights cannot be read: {error}",

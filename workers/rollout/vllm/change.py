@@ -1,45 +1,23 @@
-"""What an interrupt may do to vLLM. What it asks for is noted, and done by the update at the right moment of vLLM's own pause."""
+"""What an interrupt may do to vLLM: done by the update at the right moment of vLLM's own pause."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-from workers.rollout.torch.scheduler import Scheduler
+from workers.rollout.fronted import FrontedChange
 
 
 @dataclass(slots=True)
-class Change:
-    """One weight change as the interrupt sees it: an `Interruptible` over the samples that this engine has given to vLLM.
+class Change(FrontedChange):
+    """recompute: running samples are prefilled again."""
 
-    held: no waiting request is given to vLLM; aborting: running and waiting requests end; recompute: running ones are prefilled again.
-    """
-
-    scheduler: Scheduler
     announced_at: float = field(default_factory=time.perf_counter)
-    held: bool = False
-    aborting: bool = False
     recompute: bool = False
-    busy: bool = False  # whether a sample ran since the announcement
-    first_arrival: float | None = None  # when the first request since the announcement came
-
-    @property
-    def running(self) -> int:
-        return len(self.scheduler.running)
-
-    @property
-    def waiting(self) -> int:
-        return self.scheduler.waiting
-
-    def hold_admission(self) -> None:
-        self.held = True
 
     def retract(self) -> None:
         """vLLM preempts what runs to the head of its own queue: slots and cache are given up, tokens stay."""
         self.recompute = True
-
-    def abort(self) -> None:
-        self.aborting = True
 
     def recompute_cache(self) -> None:
         self.recompute = True

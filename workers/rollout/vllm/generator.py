@@ -1,7 +1,6 @@
-"""vLLM behind Headrace's door of engines: its own scheduler of slots before vLLM's, and weights put in at vLLM's pause.
+"""vLLM behind Headrace's door of engines: a queue of our own before vLLM's, and weights put in at vLLM's pause.
 
-Each sample is one request of vLLM. What waits for a slot waits here, so that evaluation goes before training, interrupts see who runs
-and who waits, and whoever is admitted after a change is computed under the new weights alone.
+Each sample is one request of vLLM.
 
 Where vLLM differs from the torch engine: a sample's random numbers come from a generator of its own, seeded by the request's key and
 the length of its prefix, and not from a hash of each position; min-p is applied before top-k and top-p, and not after them; adapters
@@ -27,7 +26,8 @@ from workers.background import in_background
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
 from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
-from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
+from workers.rollout.fronted import Fronted
+from workers.rollout.torch.scheduler import Sequence
 from workers.rollout.vllm.change import Change
 from workers.rollout.vllm.engine import Meter, start
 from workers.rollout.vllm.weights import Staging
@@ -35,70 +35,17 @@ from workers.rollout.vllm.weights import Staging
 _SEEDS = 2**63
 
 
-class VllmGenerator:
-    """See `workers.rollout.base.Generator`. Used from one event loop; vLLM runs in processes of its own."""
+class VllmGenerator(Fronted[Change]):
+    """See `workers.rollout.base.Generator`. vLLM runs in processes of its own."""
 
     def __init__(self, config: RunConfig, name: str, transport: Transport) -> None:
-        self._name = name
-        self._transport = transport
+        super().__init__(config, name, transport)
         self._payload = registry.resolve("payload", config.transport.payload)(config.transport.payload)
         folder = Path(models.locate(config.model.path))
         self._staging = Staging(folder, config.lora, getattr(torch, config.model.dtype))
-        self._interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
-        self._scheduler = Scheduler(config.rollout.max_running)
         self._meter = Meter()
         self._vllm = start(config, folder, self._meter)
-        self._version = 0
         self._labelled = False
-        self._change: Change | None = None
-        self._closed = False  # nothing is given to vLLM until the new weights serve
-        self._stopped = False
-        self._left = asyncio.Event()  # a sample left slot or queue
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by arrival, of the samples in vLLM
-        self._updating = asyncio.Lock()
-
-    async def generate(self, request: SampleRequest) -> Rollout:
-        self._check()
-        settings = self._vllm.model_config
-        check_request(request, settings.get_vocab_size(), settings.max_model_len)
-        answered: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
-        sequence = Sequence(request, lambda answer: _settle(answered, answer))
-        if sequence.ended is not None:  # the prefix is complete
-            return sequence.rollout(self._name)
-        if not self._labelled:
-            self._labelled = True
-            await self._vllm.update_weight_version(str(self._version))
-        self._scheduler.submit(sequence)
-        if self._change is not None and self._change.first_arrival is None:
-            self._change.first_arrival = time.perf_counter()
-        self._admit()
-        try:
-            return await answered
-        except asyncio.CancelledError:
-            sequence.cancelled = True
-            self._scheduler.forget_cancelled()
-            if sequence.arrival in self._tasks:
-                self._tasks[sequence.arrival].cancel()
-            self._left.set()
-            raise
-
-    async def update(self, manifest: Manifest) -> UpdateReport:
-        """transfer_s: fetching, checking, merging and laying out in shared memory; apply_s: from there until the new version served,
-        vLLM's load among it; pause_s: see `Change.pause`. One update at a time; others wait here."""
-        async with self._updating:
-            self._check()
-            if manifest.version < self._version:
-                raise EngineError(
-                    "an older version than the one that serves",
-                    field="version",
-                    value=manifest.version,
-                    cure=f"publish above {self._version}",
-                )
-            change = self._change = Change(self._scheduler)
-            try:
-                return await self._put_in(manifest, change)
-            finally:
-                await asyncio.shield(self._release())
 
     async def status(self) -> EngineStatus:
         self._check()
@@ -124,24 +71,25 @@ class VllmGenerator:
         if not self._vllm.errored:
             await self._vllm.engine_core.pause_scheduler_async(mode="abort", clear_cache=False)
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for sequence in self._scheduler.empty():
-            sequence.answer(sequence.rollout(self._name) if sequence.tokens else self._over())
-        self._left.set()
+        self._answer_waiting()
         await asyncio.to_thread(self._vllm.shutdown)
 
     # -- samples ----------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        if self._closed or (self._change is not None and self._change.held):
-            return
-        for sequence in self._scheduler.admit():
-            if self._change is not None:
-                self._change.busy = True
-            task = asyncio.create_task(self._run(sequence))
-            self._tasks[sequence.arrival] = task
+    def _bounds(self) -> tuple[int, int]:
+        settings = self._vllm.model_config
+        return settings.get_vocab_size(), settings.max_model_len
+
+    async def _ready(self) -> None:
+        if not self._labelled:
+            self._labelled = True
+            await self._vllm.update_weight_version(str(self._version))
+
+    def _admitted(self) -> None:
+        if self._change is not None:
+            self._change.busy = True
 
     async def _run(self, sequence: Sequence) -> None:
-        """One sample from slot to answer."""
         answer: Rollout | BaseException
         try:
             await self._complete(sequence)
@@ -177,12 +125,13 @@ class VllmGenerator:
 
     # -- weights ----------------------------------------------------------------------------------
 
+    def _new_change(self) -> Change:
+        return Change(self._scheduler)
+
     async def _put_in(self, manifest: Manifest, change: Change) -> UpdateReport:
-        change.busy = change.running > 0
-        while not self._interrupt.announced(change):
-            self._left.clear()
-            await self._left.wait()
-            self._check()
+        """transfer_s: fetching, checking, merging and laying out in shared memory; apply_s: from there until the new version served,
+        vLLM's load among it; pause_s: see `Change.pause`."""
+        await self._room_made(change)
         stopped = self._interrupt.stops
         still_since = await self._pause(change) if stopped else 0.0
         started = time.perf_counter()
@@ -221,7 +170,6 @@ class VllmGenerator:
         return self._meter.last
 
     async def _release(self) -> None:
-        """The update is over, or its weights did not come: whatever it held up goes on."""
         if self._change is None:
             return
         self._change = None
@@ -238,13 +186,9 @@ class VllmGenerator:
         return self._staging.write(whole, manifest.version)
 
     def _check(self) -> None:
-        if self._stopped:
-            raise EngineError("the engine has stopped", field="rollout", value=self._name, cure="start a new one")
+        super()._check()
         if self._vllm.errored:
             raise EngineError("vLLM's processes have died", field="rollout", value=self._name, cure="see the engine's log")
-
-    def _over(self) -> EngineError:
-        return EngineError("the engine was stopped", field="rollout", value=self._name, cure="dispatch the request again", retryable=True)
 
 
 def _sampling(request: SampleRequest, prefix: int) -> SamplingParams:
@@ -263,15 +207,6 @@ def _sampling(request: SampleRequest, prefix: int) -> SamplingParams:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _settle(future: asyncio.Future[Rollout], answer: Rollout | BaseException) -> None:
-    if future.done():
-        return
-    if isinstance(answer, BaseException):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
 
 
 def _resident_bytes() -> int:

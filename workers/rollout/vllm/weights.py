@@ -6,7 +6,6 @@ load of the weights a publish (figures: deploy/decisions). So adapters are merge
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from workers import models
 from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
@@ -32,9 +32,7 @@ class Staging:
         self._adapter_only = options.kind == "adapter_only"
         self._scaling = options.alpha / options.rank
         self._dtype = dtype
-        index = folder / "model.safetensors.index.json"
-        files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
-        opened: list[Any] = [safe_open(folder / file, framework="pt") for file in sorted(files)]
+        opened: list[Any] = [safe_open(file, framework="pt") for file in models.weight_files(folder)]
         self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 -- no dictionary
         self._prefix = segment_prefix(os.environ.get("HEADRACE_RUN_ID", "") or secrets.token_hex(6))
 
