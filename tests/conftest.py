@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,12 @@ if "HEADRACE_TEST_DATABASE_URL" in os.environ:
 
 # At import, before any other conftest, so that those and the test files may import models at their top.
 django.setup()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is printed when it happens: a run that is ended from outside has then said why."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} ({report.when}, {report.duration:.0f} s)\n{report.longreprtext}\n", file=sys.__stdout__, flush=True)
 
 
 def pytest_unconfigure() -> None:

@@ -151,22 +151,27 @@ class Driver:
         restored = self._restored
         self._model_digest = await in_background(models.digest, folder)
         start = None if restored else await in_background(starting.check, self.config, self._model_digest)
-        self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
-        environment = await in_background(build_environment, self.config, folder, self._tell_of_data)
-        facts = await in_background(provenance, self.config, folder, environment)
-        facts["init_from"] = start.facts() if start else None
-        (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
-        self.emit.emit(
-            "started",
-            {
-                "config_digest": self.config.digest(),
-                "provenance": facts,
-                "lanes": self.time.lanes,
-                "resumed_from": {"step": restored.step, "version": restored.version} if restored else None,
-            },
-        )
         self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
-        pools = await orchestration.start()
+        starting_pools = asyncio.create_task(orchestration.start())  # beside what follows: both take seconds
+        try:
+            self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
+            environment = await in_background(build_environment, self.config, folder, self._tell_of_data)
+            facts = await in_background(provenance, self.config, folder, environment)
+            facts["init_from"] = start.facts() if start else None
+            (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
+            self.emit.emit(
+                "started",
+                {
+                    "config_digest": self.config.digest(),
+                    "provenance": facts,
+                    "lanes": self.time.lanes,
+                    "resumed_from": {"step": restored.step, "version": restored.version} if restored else None,
+                },
+            )
+            pools = await starting_pools
+        finally:
+            starting_pools.cancel()
+            await asyncio.wait({starting_pools})
         parts = self._parts(environment, pools)
         if start is not None:
             self.emit.phase("start", f"the weights of {start.folder.name} are published as version 0")

@@ -16,6 +16,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.e2e.web_rig import PASSWORD, WATCH, WebServer, chromium
 
 NOTHING = re.compile(r"(?!)")
+# As long as a busy machine may take. What is there costs nothing.
+PATIENCE_MS = 40_000
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +82,7 @@ def page(
     """A signed-in page. `@pytest.mark.parametrize("page", [options], indirect=True)` gives the context's options."""
     chosen = {**options, **getattr(request, "param", {})}
     context = browser.new_context(storage_state=signed_in, base_url=server.url, **chosen)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(WATCH)
     opened = context.new_page()
     problems = faults_of(opened, forgiven)

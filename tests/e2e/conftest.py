@@ -15,9 +15,12 @@ from headrace.supervisor.layout import Layout, free_ports
 from headrace.supervisor.process import MARK, Child, become_subreaper, carrying, end, reap_orphans
 from tests.e2e.browsing import browser, forgiven, options, page, served, server, signed_in  # noqa: F401
 
+BUSY = 4  # a machine with other work may take that many times as long as an idle one
+
 
 def wait_until(condition, seconds: float, what: str, every: float = 0.1):
-    """The condition's first true value, or a failure that says what did not come."""
+    """The condition's first true value, or a failure that says what did not come. `seconds`: what an idle machine may take."""
+    seconds *= BUSY
     deadline = time.monotonic() + seconds
     while True:
         found = condition()

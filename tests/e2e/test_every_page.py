@@ -175,7 +175,7 @@ class Watched:
         self.faults.clear()
         self.waiting.clear()
         self.page.goto(path)
-        calm, deadline = 0, time.monotonic() + 15
+        calm, deadline = 0, time.monotonic() + 60
         while calm < 2 and time.monotonic() < deadline:
             self.page.wait_for_timeout(50)
             calm = 0 if self.waiting else calm + 1

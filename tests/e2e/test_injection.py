@@ -118,7 +118,7 @@ def test_samples_tokens_and_log_lines_stand_as_they_were_written(page: Page, tol
 
 def test_charts_and_the_palette_take_names_for_text(page: Page, told: dict[str, Any]) -> None:
     page.goto("/compare/?runs=" + ",".join(told["curves"][:5]) + "&m=reward/mean")
-    expect(page.locator(".js-plotly-plot .scatterlayer .trace").first).to_be_attached(timeout=15_000)
+    expect(page.locator(".js-plotly-plot .scatterlayer .trace").first).to_be_attached()
     plot = page.locator(".js-plotly-plot").first
     box = plot.bounding_box()
     assert box is not None
@@ -134,8 +134,8 @@ def test_charts_and_the_palette_take_names_for_text(page: Page, told: dict[str, 
 
 def test_a_race_and_its_report_take_labels_for_text(page: Page, told: dict[str, Any], tmp_path: Path) -> None:
     page.goto(f"/races/{told['ids']['race']}/")
-    expect(page.locator(".js-plotly-plot .scatterlayer .trace").first).to_be_attached(timeout=15_000)
-    expect(page.locator(".js-plotly-plot .legendtext").first).to_be_attached(timeout=15_000)
+    expect(page.locator(".js-plotly-plot .scatterlayer .trace").first).to_be_attached()
+    expect(page.locator(".js-plotly-plot .legendtext").first).to_be_attached()
     assert page.locator(".js-plotly-plot .legendtext").first.text_content() == '<a href="https://evil.example">evil</a>'
     assert page.locator(".js-plotly-plot .legendtext a").count() == 0
     with page.expect_download() as saving:

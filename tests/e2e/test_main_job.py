@@ -65,7 +65,7 @@ def page(up: Up, browser: Browser) -> Iterator[Page]:
     context = browser.new_context(base_url=up.layout.base_url)
     context.add_init_script(WATCH)
     opened = context.new_page()
-    opened.set_default_timeout(60_000)
+    opened.set_default_timeout(90_000)
     breaches: list[str] = []
     opened.on("console", lambda line: breaches.append(line.text) if "Content Security Policy" in line.text else None)
     sign_up(opened, up.link())
@@ -116,7 +116,7 @@ def test_from_the_form_to_a_moving_chart_then_cancel_and_resume(page: Page, up: 
     confirm = page.get_by_role("dialog").get_by_role("button", name=re.compile("cancel", re.IGNORECASE))
     if confirm.count():
         confirm.last.click()
-    expect(page.locator("#state-chip")).to_have_text("cancelled", timeout=15_000)
+    expect(page.locator("#state-chip")).to_have_text("cancelled")
     wait_until(lambda: remains.gone(run), 10, "nothing of the run is left")
 
     stopped_at = step_shown(page)
@@ -130,7 +130,7 @@ def test_from_the_form_to_a_moving_chart_then_cancel_and_resume(page: Page, up: 
     page.get_by_role("button", name="Cancel").click()
     if confirm.count():
         confirm.last.click()
-    expect(page.locator("#state-chip")).to_have_text("cancelled", timeout=15_000)
+    expect(page.locator("#state-chip")).to_have_text("cancelled")
     wait_until(lambda: remains.gone(run), 10, "nothing of the second attempt is left")
 
 

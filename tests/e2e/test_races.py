@@ -98,10 +98,10 @@ def test_from_the_empty_list_to_the_report(page: Page, server: WebServer, browse
 
     waiting = advance(server)
     assert [row[:2] for row in waiting] == [[0, 1], [1, 1], [1, 2], [0, 2]]
-    expect(page.locator(".race-grid .chip[data-state=queued]")).to_have_count(4, timeout=8000)
+    expect(page.locator(".race-grid .chip[data-state=queued]")).to_have_count(4)
     for entry in waiting[:3]:
         train(server, entry)
-    expect(page.locator(".race-grid .chip[data-state=succeeded]")).to_have_count(3, timeout=8000)
+    expect(page.locator(".race-grid .chip[data-state=succeeded]")).to_have_count(3)
     expect(page.locator(".verdicts")).to_contain_text("3 of 4 entries have finished")
     expect(page.locator(".verdict-box").first).to_contain_text("No clear winner")
     page.get_by_role("button", name="Pause").click()
@@ -110,8 +110,8 @@ def test_from_the_empty_list_to_the_report(page: Page, server: WebServer, browse
     train(server, waiting[3])
     advance(server)
     advance(server)
-    expect(page.locator("#race-state")).to_have_text("succeeded", timeout=8000)
-    expect(page.get_by_role("button", name="Cancel")).to_have_count(0, timeout=8000)
+    expect(page.locator("#race-state")).to_have_text("succeeded")
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
     expect(page.locator(".verdict-box").first).to_contain_text("trl-async is ahead of the other")
     expect(page.locator("[data-plot=heldout] .main-svg").first).to_be_visible()
     page.get_by_role("group", name="Horizontal axis of Held-out reward").get_by_role("button", name="equal samples").click()

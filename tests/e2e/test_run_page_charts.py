@@ -293,7 +293,7 @@ def test_the_timeline_follows_a_live_run(page: Page, server: WebServer) -> None:
     expect(page.locator("canvas[data-lane=trainer]")).to_be_visible()
     driver.spans(2, ("generator/0", "generate", now - 4, now))
     driver.step(2, reward=0.2)
-    expect(page.locator("canvas[data-lane='generator/0']")).to_be_visible(timeout=8_000)
+    expect(page.locator("canvas[data-lane='generator/0']")).to_be_visible()
 
 
 @pytest.mark.parametrize("page", [{"viewport": {"width": 390, "height": 800}}, {"viewport": {"width": 1440, "height": 900}}], indirect=True)

@@ -98,7 +98,7 @@ def launched(page: Page, server: WebServer, name: str) -> Teller:
     return Teller(server, launch(page, name))
 
 
-def becomes(page: Page, expression: str, seconds: float = 10.0) -> None:
+def becomes(page: Page, expression: str, seconds: float = 40.0) -> None:
     """Waits until it is true. The page's policy forbids what Playwright's own waiting would do."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):

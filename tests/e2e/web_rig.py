@@ -77,7 +77,7 @@ class WebServer:
         return attempt, token
 
     def _python(self, *arguments: str) -> str:
-        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
@@ -85,7 +85,7 @@ class WebServer:
         command = [sys.executable, "-m", "uvicorn", "headrace.asgi:application", "--port", str(self.port), "--log-level", "warning"]
         with (self.data / "web.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             assert self.process.poll() is None, (self.data / "web.log").read_text()[-2000:]
             try:
@@ -93,12 +93,12 @@ class WebServer:
                     return
             except httpx.HTTPError:
                 time.sleep(0.1)
-        raise AssertionError("the web server did not answer within 60 s")
+        raise AssertionError("the web server did not answer within 180 s")
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
             self.process = None
 
 
@@ -131,7 +131,7 @@ class Driver:
         }
         address = f"{self.server.url}/api/v1/attempts/{self.attempt}/events"
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        reply = httpx.post(address, content=json.dumps(body), headers=headers, timeout=20)
+        reply = httpx.post(address, content=json.dumps(body), headers=headers, timeout=60)
         assert reply.status_code == 200, reply.text
         self.seq += len(events)
 

@@ -12,6 +12,7 @@ from workers.contract import presets
 FOUR = ("trl-sync", "pipelinerl", "prime-rl", "torchforge")  # off-policy by nothing, streams, frozen requests, whole weights on Ray
 
 
+@pytest.mark.alone
 @pytest.mark.model
 @pytest.mark.parametrize("name", [name if name in FOUR else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES])
 def test_a_preset_trains_the_real_model(name: str, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Every preset, variants included, trains one strict step on a small random model: engine and trainer agree, and the weights move."""
+"""Every preset trains one strict step on a small random model: engine and trainer agree, and the weights move.
+
+Variants in the full suite only.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,14 @@ async def untouched(name: str, sets: tuple[str, ...], folder: Path) -> str:
     return _untouched[key]
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if name != presets.DEFAULT])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in presets.LIBRARIES else pytest.param(name, marks=pytest.mark.full)
+        for name in presets.names()
+        if name != presets.DEFAULT
+    ],
+)
 async def test_one_strict_step(name: str, tiny: Path, questions: Path, tmp_path: Path) -> None:
     sets = (f"model.path={tiny}", f"environment.dataset={questions}", *STRICT)
     moved, gap = await synchronous(loading.resolve(preset=name, sets=[*sets, "budget.steps=1"]), tmp_path / "run")

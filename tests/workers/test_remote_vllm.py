@@ -31,6 +31,9 @@ TOKEN = "a-token-of-the-test"
 LENGTH = 450
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its output weights are its own: on a CPU vLLM keeps the old ones of a tied model, and such a run is refused."""

@@ -15,6 +15,7 @@ from tests.workers.tiny_model import make_tiny_model
 from workers.contract import loading, presets
 from workers.spool import read_spool
 
+pytestmark = pytest.mark.alone
 PUBLISHES = 3  # at the least: whether something is running at one of them is a matter of moments
 LETTERS = "aeiou"
 # The random model is asked for a vowel: about half of its completions hold one, so that groups can teach.
@@ -87,7 +88,13 @@ def test_every_library_has_a_signature() -> None:
     assert sorted(NAMED) == sorted(presets.LIBRARIES)
 
 
-@pytest.mark.parametrize("preset", sorted(NAMED))
+# In every suite one of each design, and every carrier; `test_signatures_on_the_clock` looks at all of them in each.
+IN_EVERY_SUITE = ("verl", "slime", "areal", "roll", "nemo-rl", "atropos", "pipelinerl", "trl-sync")
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in IN_EVERY_SUITE else pytest.param(name, marks=pytest.mark.full) for name in sorted(NAMED)]
+)
 def test_a_run_shows_its_design(preset: str, tiny: Path, questions: Path, tmp_path: Path) -> None:
     told = story(preset, tiny, questions, tmp_path / "run")
     assert told.summary["outcome"] == "succeeded" and told.summary["steps"] == told.config.budget.steps

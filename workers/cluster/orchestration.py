@@ -145,11 +145,15 @@ class RayActors(Crew):
     """One actor for each engine and one for the trainer."""
 
     _own_cluster: tempfile.TemporaryDirectory[str] | None = None
+    _connecting: asyncio.Future[None] | None = None
 
     async def _open(self) -> None:
-        await asyncio.to_thread(self._connect)
+        self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        await asyncio.shield(self._connecting)
 
     async def _close(self) -> None:
+        if self._connecting is not None:  # a cluster that is still coming up cannot be shut down, and would stay
+            await asyncio.wait({self._connecting})
         if self._own_cluster is not None:
             await asyncio.to_thread(ray.shutdown)
             self._own_cluster.cleanup()

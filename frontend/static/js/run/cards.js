@@ -88,7 +88,7 @@ export class Cards {
     return plotly().then((found) => {
       this.Plot = found;
       if (card.seen) card.draw(found);
-    }).catch((error) => console.warn(error.message));
+    });
   }
 }
 

@@ -163,7 +163,7 @@ export class Charts {
         if (this.Plot) return;
         this.Plot = found;
         this.draw();
-      }).catch((error) => console.warn(error.message));
+      });
       chart.stale = true;
       return;
     }

@@ -6,19 +6,25 @@ export const CONFIG = { displaylogo: false, displayModeBar: "hover", responsive:
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "toImage"] };
 export const CUMULATIVE = { samples: "samples/trained", tokens: "samples/tokens" };
 
+const AGAIN_MS = 2000;
 let fetched = null;
-export function plotly() {
-  if (window.Plotly) return Promise.resolve(window.Plotly);
-  fetched ||= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = byId("run-page").dataset.plotly;
-    script.addEventListener("load", () => resolve(window.Plotly));
-    script.addEventListener("error", () => {
-      fetched = null;
-      reject(new Error("the chart library could not be fetched"));
-    });
-    document.head.append(script);
+
+// Fetched until it comes: a server that is starting again, or a link that is down, must not leave a page without charts.
+function fetchInto(resolve) {
+  const script = document.createElement("script");
+  script.src = byId("run-page").dataset.plotly;
+  script.addEventListener("load", () => resolve(window.Plotly));
+  script.addEventListener("error", () => {
+    script.remove();
+    console.warn(`The chart library could not be fetched: once more in ${AGAIN_MS / 1000} s.`);
+    setTimeout(fetchInto, AGAIN_MS, resolve);
   });
+  document.head.append(script);
+}
+
+// The chart library, once. Never fails: it comes, or is asked for again.
+export function plotly() {
+  fetched ||= window.Plotly ? Promise.resolve(window.Plotly) : new Promise(fetchInto);
   return fetched;
 }
 
