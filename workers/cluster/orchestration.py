@@ -181,7 +181,7 @@ class RayActors(Crew):
 
 
 def _free_cpus() -> float:
-    resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    resources: dict[str, float] = ray.available_resources()
     return resources.get("CPU", 0.0)
 
 

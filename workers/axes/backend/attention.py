@@ -66,7 +66,8 @@ def attend(
         and not others.get("dropout")
     )
     if not fits or attention_mask is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return plain
     added = torch.zeros(attention_mask.shape, dtype=query.dtype).masked_fill_(~attention_mask, float("-inf"))
     scale = width**-0.5 if scaling is None else scaling
     out: Tensor = _Attention.apply(query, key, value, added, scale)  # type: ignore[no-untyped-call]

@@ -38,7 +38,7 @@ def fuse(model: Any, adapter: str) -> None:
     """Called once, when PEFT has put its layers in: every plain one computes as above. Switched off, it computes as PEFT does."""
     for module in model.modules():
         if isinstance(module, Linear) and type(module.base_layer) is torch.nn.Linear and adapter in module.lora_A:
-            module.forward = _Forward(module, adapter)  # type: ignore[method-assign]
+            module.forward = _Forward(module, adapter)
 
 
 class _Forward:
