@@ -151,6 +151,14 @@ def house(server: WebServer) -> dict[str, str]:
     return full_house.make(server)
 
 
+# The innermost things that stand out of the window, and in nothing that scrolls or cuts by itself.
+TOO_WIDE = """[...document.querySelectorAll('body *')].filter(one => {
+    if (one.getBoundingClientRect().right <= innerWidth + 1) return false;
+    const scrolls = up => up !== document.body && (getComputedStyle(up).overflowX !== 'visible' || scrolls(up.parentElement));
+    return !scrolls(one.parentElement);
+}).slice(-3).map(one => one.outerHTML.slice(0, 160))"""
+
+
 class Watched:
     """A page whose requests, console and policy are watched; `faults` are those of the page that is open."""
 
@@ -188,9 +196,8 @@ class Watched:
         found += page.evaluate("window.breaches")
         if page.evaluate("window.shifted") >= MOST_SHIFT:
             found.append(f"jumps {page.evaluate('window.shifts')}")
-        wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).slice(0, 3)"
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
-            found.append(f"too wide {page.evaluate(f'{wide}.map(e => e.outerHTML.slice(0, 90))')}")
+            found.append(f"too wide {page.evaluate(TOO_WIDE)}")
         if axe:
             page.evaluate(AXE + "; 1")
             faults: list[Any] = page.evaluate(f"axe.run({{runOnly: {AXE_RULES}, resultTypes: ['violations']}}).then(r => r.violations)")
