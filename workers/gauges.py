@@ -42,6 +42,8 @@ def _engine(parts: Parts, name: str, status: EngineStatus) -> dict[str, float]:
     }
     if name in parts.rates.engines:
         values[f"engine/{name}/tokens_per_s"] = parts.rates.engines[name]
+    if status.failed_calls is not None:
+        values[f"engine/{name}/failed_calls"] = status.failed_calls
     if status.kv_tokens is not None:
         values[f"engine/{name}/kv_tokens"] = status.kv_tokens
         if status.kv_capacity:

@@ -183,6 +183,7 @@ class EngineStatus:
     longest_decode_s: float = 0.0  # one decode step, since start: what a pause is measured by
     kv_tokens: int | None = None  # positions of running samples whose keys and values are held; None: the engine cannot tell
     kv_capacity: int | None = None  # positions that there is room for now
+    failed_calls: int | None = None  # to a server elsewhere, since start, those that were made good included; None: there is no such server
 
 
 _NESTED: dict[type, dict[str, type]] = {

@@ -106,6 +106,7 @@ def test_the_cures_cure(sets: list[str]) -> None:
         (["rollout.max_running=4"], "rollout.max_running"),
         (["sync.every_steps=40", "budget.steps=40"], "sync.every_steps"),
         (["rollout.engines=2"], "transport.kind"),
+        (['rollout.remote={"urls": ["http://127.0.0.1:8000"]}'], "rollout.remote"),
         (["budget.samples=1"], "budget.samples"),
         (["budget.samples=1000000000"], "budget.samples"),
         (["budget.tokens=1000000000000"], "budget.tokens"),

@@ -137,7 +137,7 @@ async def test_what_may_pass_is_tried_again_and_counted(rig, fault: str, waits: 
     done = await rig.engine.generate(request(PROMPTS[0], 0, 10))
     assert len(done.token_ids) == 10
     cause = {"cut": "connection", "slow": "timeout"}.get(fault, f"http_{fault}")
-    assert rig.engine.failures == {cause: 2}
+    assert rig.engine.failures == {cause: 2} and (await rig.engine.status()).failed_calls == 2
     assert len(waits) == 2 and (waits == [7.0, 7.0] if fault == "429" else 0 < waits[0] < waits[1] <= 0.5)
     rig.double.faults.extend([fault] * 3)
     with pytest.raises(EngineError, match=r"after 3 tries") as failed:

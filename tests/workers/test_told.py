@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.workers.test_pipeline import config, simulate
 from workers.contract import metrics
+from workers.gauges import _engine
 from workers.machine import Machine
 from workers.progress import Progress
 from workers.records import Group, Prompt, Rollout, Sample
@@ -87,6 +89,14 @@ def test_every_engine_has_its_own_gauges() -> None:
     assert all(metrics.describe(name) is not None for name in named)
     rates = [event["values"] for event in parts.emit.of("metrics") if "engine/generator/1/tokens_per_s" in event["values"]]
     assert max(values["engine/generator/1/tokens_per_s"] for values in rates) > 10
+
+
+def test_calls_to_a_server_elsewhere_that_failed_are_a_gauge() -> None:
+    parts = simulate(config(), generators=1)
+    status = next(iter(parts.pool.statuses.values()))
+    assert "engine/generator/0/failed_calls" not in _engine(parts, "generator/0", status), "no server: no data, and not zero"
+    assert _engine(parts, "generator/0", replace(status, failed_calls=3))["engine/generator/0/failed_calls"] == 3
+    assert metrics.describe("engine/generator/0/failed_calls") is not None
 
 
 def test_the_machine_says_how_it_is(tmp_path: Path) -> None:

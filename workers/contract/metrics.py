@@ -160,6 +160,13 @@ PATTERNS: dict[str, Metric] = _table(
     Metric("engine/<engine>/kv_tokens", "Cached tokens", "tokens", "engine", "Positions of running samples with keys and values."),
     Metric("engine/<engine>/kv_share", "Cache in use", "share", "engine", "Those, of the positions that there is room for now."),
     Metric(
+        "engine/<engine>/failed_calls",
+        "Failed calls",
+        "calls",
+        "engine",
+        "Calls to this engine's server that failed since the start, those that another try made good included; none becomes a sample.",
+    ),
+    Metric(
         "system/gpu/<index>/memory_used", "GPU memory in use", "bytes", "system", "Of this GPU of the driver's machine, by all processes."
     ),
     Metric("system/gpu/<index>/memory_total", "GPU memory", "bytes", "system", "Of this GPU."),

@@ -142,6 +142,13 @@ def flow(config: RunConfig) -> Faults:
             value=rollout.max_running,
             cure=f"set rollout.max_running to {batch.group_size} or more",
         )
+    if rollout.remote is not None and rollout.engine != "remote":
+        yield ConfigError(
+            f"has no effect: the engine is {rollout.engine}, which runs here",
+            field="rollout.remote",
+            value=rollout.remote.urls,
+            cure="set rollout.engine to remote, or rollout.remote to null",
+        )
     if config.sync.every_steps >= config.budget.steps > 1:
         yield ConfigError(
             "the engine never gets new weights before the run ends",

@@ -94,6 +94,7 @@ class RemoteGenerator(Fronted[Change]):
             generated_tokens=self._tokens,
             decode_s=self._busy_s + busy,
             rss=int(psutil.Process(os.getpid()).memory_info().rss),
+            failed_calls=self._calls.failures.total(),
         )
 
     async def stop(self) -> None:
