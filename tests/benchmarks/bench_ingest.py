@@ -56,7 +56,7 @@ def measure(rig: Any, port: int, options: argparse.Namespace) -> dict[str, Any]:
     path = f"/api/v1/attempts/{rig.attempt.public_id}/events"
     seq, latencies, started, counted = 1, [], time.perf_counter(), 0.0
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
-        while (now := time.perf_counter()) - started < options.seconds * 1.1:
+        while (now := time.perf_counter()) - started < options.seconds * 1.1 or not latencies:
             body = batch(seq, options.events, names)
             packed = body if options.no_gzip else gzip.compress(body, 1)
             reply = client.post(path, content=packed, headers=headers)

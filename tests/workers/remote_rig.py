@@ -86,7 +86,7 @@ def spoil(answer: Any, fault: str, flavour: str) -> tuple[int, Any]:
 
 async def reply(send: Any, status: int, body: Any, fault: str) -> None:
     if fault == "slow":
-        await asyncio.sleep(1)
+        await asyncio.sleep(5)
     text = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     headers = [(b"content-type", b"text/html" if fault == "html" else b"application/json")]
     if fault == "429":

@@ -126,12 +126,32 @@ async def test_every_token_is_of_its_version(
         assert not list((tmp_path / "weights").glob("served-*/*")), "what was laid out for the server is gone"
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_the_next_run_on_a_server_begins_with_the_models_own_weights(flavour: str, folder: Path, tmp_path: Path) -> None:
+    model = base_model(folder)
+    async with serving(Double(flavour, folder, tmp_path / "double", "off")) as double:
+
+        async def run() -> object:
+            return await asyncio.to_thread(
+                lambda: engine(double.url, folder, tmp_path, transport={"payload": "full"}, lora={"kind": "off"})
+            )
+
+        first = await run()
+        await first.update(send({name: tensor.detach() for name, tensor in scaled(folder, 0.9).named_parameters()}, tmp_path, 1, "full"))
+        await first.stop()
+        second = await run()
+        done = await second.generate(request(PROMPTS[1], 0, 12))
+        assert done.versions == [0] * 12
+        assert torch.allclose(torch.tensor(done.logprobs), logprobs_of(model, PROMPTS[1], done.token_ids), atol=2e-4)
+        await second.stop()
+
+
 @pytest.mark.parametrize("fault", ["500", "429", "cut", "slow"])
 async def test_what_may_pass_is_tried_again_and_counted(rig, fault: str, waits: list[float]) -> None:
     if fault == "slow":
         await rig.engine.stop()
         rig.engine = await asyncio.to_thread(
-            lambda: engine(rig.double.url, rig.folder, rig.scratch, rollout=remote(rig.double.url, timeout_s=0.5))
+            lambda: engine(rig.double.url, rig.folder, rig.scratch, rollout=remote(rig.double.url, timeout_s=2.5))
         )
     rig.double.faults.extend([fault, fault])
     done = await rig.engine.generate(request(PROMPTS[0], 0, 10))

@@ -146,7 +146,7 @@ def flow(config: RunConfig) -> Faults:
         yield ConfigError(
             f"has no effect: the engine is {rollout.engine}, which runs here",
             field="rollout.remote",
-            value=rollout.remote.urls,
+            value=f"{len(rollout.remote.urls)} address(es)",
             cure="set rollout.engine to remote, or rollout.remote to null",
         )
     if config.sync.every_steps >= config.budget.steps > 1:

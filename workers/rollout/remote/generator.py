@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from workers.rollout.fronted import Fronted
 from workers.rollout.remote import secret
 from workers.rollout.remote.calls import Calls, Failure
 from workers.rollout.remote.change import Change
-from workers.rollout.remote.ready import make_ready
+from workers.rollout.remote.ready import make_ready, mark_of
 from workers.rollout.remote.servers import FLAVOURS, Server
 from workers.rollout.remote.staging import Staging
 from workers.rollout.torch.scheduler import Sequence
@@ -51,9 +50,9 @@ class RemoteGenerator(Fronted[Change]):
         self._vocabulary, self._positions = int(shape["vocab_size"]), int(shape["max_position_embeddings"])
         index = int(name.rpartition("/")[2])
         self._calls = self._client(index)
-        mark = f"headrace-{secrets.token_hex(4)}"
+        mark = mark_of(config)
         with ThreadPoolExecutor(1) as thread:  # a loop of its own: the constructor may be called from a running one
-            flavour, model = thread.submit(asyncio.run, make_ready(self._client(index), config, mark)).result()
+            flavour, model = thread.submit(asyncio.run, make_ready(self._client(index), config, mark, folder)).result()
         self._server: Server = FLAVOURS[flavour](self._calls, model, mark)
         self._staging = Staging(folder, config.lora, name)
         self._broken: EngineError | None = None

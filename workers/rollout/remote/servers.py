@@ -21,6 +21,10 @@ class Server(Protocol):
         """One sample from after its prefix on. Raises Failure for an answer that cannot be believed, EngineError for none."""
         ...
 
+    async def served(self) -> str:
+        """What was last given to `label` or `load`, by whomever; a server's own word where nobody has. Raises EngineError, Failure."""
+        ...
+
     async def check(self, version: int) -> None:
         """Raises Failure where the server no longer serves what it was given as `version`."""
         ...

@@ -54,10 +54,13 @@ class Sglang:
             raise Failure("bad_count", f"{count} tokens with {len(pairs)} log-probs", False)
         return judge([pair[1] for pair in pairs], [pair[0] for pair in pairs], reason, vocabulary, most)
 
+    async def served(self) -> str:
+        return str(dig(await self._call("GET", "/get_model_info"), "weight_version"))
+
     async def check(self, version: int) -> None:
-        found = dig(await self._call("GET", "/get_model_info"), "weight_version")
+        found = await self.served()
         if found != f"{self._mark}-{version}":
-            raise Failure("weights", f"the server serves {str(found)[:60]!r}, not version {version} of this run", False)
+            raise Failure("weights", f"the server serves {found[:60]!r}, not version {version} of this run", False)
 
     async def pause(self) -> None:
         await self._call("POST", "/pause_generation", {"mode": "abort"})

@@ -45,10 +45,13 @@ class Vllm:
         ids, logprobs = dig(choice, "token_ids"), dig(choice, "logprobs", "token_logprobs")
         return judge(ids, logprobs, dig(choice, "finish_reason"), vocabulary, most)
 
+    async def served(self) -> str:
+        return str(dig(await self._call("GET", "/weight_info"), "weight_version"))
+
     async def check(self, version: int) -> None:
-        found = dig(await self._call("GET", "/weight_info"), "weight_version")
+        found = await self.served()
         if found != f"{self._mark}-{version}":
-            raise Failure("weights", f"the server serves {str(found)[:60]!r}, not version {version} of this run", False)
+            raise Failure("weights", f"the server serves {found[:60]!r}, not version {version} of this run", False)
 
     async def pause(self) -> None:
         await self._call("POST", "/pause", query={"mode": "abort"})
