@@ -151,7 +151,6 @@ class Driver:
         restored = self._restored
         self._model_digest = await in_background(models.digest, folder)
         start = None if restored else await in_background(starting.check, self.config, self._model_digest)
-        self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
         starting_pools = asyncio.create_task(orchestration.start())  # beside what follows: both take seconds
         try:
             self.emit.phase("environment", f"preparing {self.config.environment.dataset}")
@@ -168,6 +167,7 @@ class Driver:
                     "resumed_from": {"step": restored.step, "version": restored.version} if restored else None,
                 },
             )
+            self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
             pools = await starting_pools
         finally:
             starting_pools.cancel()
