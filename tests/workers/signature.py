@@ -40,10 +40,11 @@ class Story:
 
     @property
     def busy_together_s(self) -> float:
-        """Seconds in which generation and training must have run at the same time; negative where they could have taken turns."""
-        lanes = self.summary["time_ledger"]
-        engine = max(lane.get("generate", 0.0) + lane.get("straggler_tail", 0.0) for name, lane in lanes.items() if name != "trainer")
-        return float(engine + lanes["trainer"].get("train", 0.0) - (self.summary["wall_s"] - self.summary["startup_s"]))
+        """Seconds in which an engine generated while the trainer trained, by the stretches that the run told."""
+        spans = [span for told in self.of("spans") for span in told["spans"]]
+        training = [(began, ended) for lane, what, began, ended in spans if lane == "trainer" and what == "train"]
+        decoding = [(began, ended) for lane, what, began, ended in spans if lane != "trainer" and what in ("generate", "straggler_tail")]
+        return float(sum(max(0.0, min(ended, stop) - max(began, start)) for began, ended in training for start, stop in decoding))
 
     @property
     def versions(self) -> list[set[int]]:
