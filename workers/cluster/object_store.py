@@ -16,7 +16,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from workers.axes.transport.base import Link
+from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.payload import hand_on, header_of, unpack
 from workers.cluster.shelf import Shelf
 from workers.contract.errors import EngineError, EnvironmentMissing
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0  # for the shelf to start, and for each piece to come from ano
 SMALLEST_PIECE = 1 << 20
 
 
-class ObjectStoreTransport:
+class ObjectStoreTransport(Transport):
     """The road through the cluster's shared memory. Both ends must run inside Ray, in the same cluster."""
 
     def __init__(self, link: Link) -> None:

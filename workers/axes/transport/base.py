@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,7 +26,7 @@ class Link:
 
 
 class Transport(Protocol):
-    """Constructed on both sides as `Transport(link: Link)`."""
+    """Constructed on both sides as `Transport(link: Link)`. Kinds derive from it."""
 
     def send(self, tensors: Mapping[str, torch.Tensor], version: int, payload: str, receivers: list[str]) -> Manifest:
         """Called by the trainer at each publish; returns without waiting for receivers.
@@ -42,6 +43,14 @@ class Transport(Protocol):
         Raises DigestMismatch or EngineError; the caller then keeps its old version.
         """
         ...
+
+    @contextlib.contextmanager
+    def borrow(self, manifest: Manifest) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Called by an engine that makes its own of the tensors at once: they are good inside the context, and not to be written into.
+
+        Raises as `receive` does, and at the end of the context where they may have changed meanwhile: what was made is then void.
+        """
+        yield self.receive(manifest)
 
     def close(self) -> None:
         """Called at the end on both sides; the sender unlinks what it made."""

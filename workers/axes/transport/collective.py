@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from workers.axes.transport import payload as layout
-from workers.axes.transport.base import Link
+from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.group import Group, Meeting, Presence, broken
 from workers.contract.errors import EngineError
 from workers.records import Manifest
@@ -110,7 +110,7 @@ class Sending:
             self._meeting.leave()
 
 
-class CollectiveTransport:
+class CollectiveTransport(Transport):
     """The road through a process group: tensor by tensor."""
 
     kind = "collective"

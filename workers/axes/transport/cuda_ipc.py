@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workers.axes.transport.base import Link
+from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.digest import RunningDigest, tensor_bytes
 from workers.axes.transport.payload import check, hand_on, mismatch, specs_from_wire, specs_to_wire
 from workers.contract.errors import EngineError, EnvironmentMissing
@@ -23,7 +23,7 @@ from workers.records import Manifest
 SLOTS = 2  # an engine may still be reading the last but one
 
 
-class CudaIpcTransport:
+class CudaIpcTransport(Transport):
     """The road through one GPU's memory: trainer and engines on the same GPU, in different processes."""
 
     def __init__(self, link: Link) -> None:

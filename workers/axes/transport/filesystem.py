@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from workers.axes.transport.base import Link
+from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.payload import read_file, write_file
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.records import Manifest
@@ -18,7 +18,7 @@ from workers.records import Manifest
 GENERATIONS_KEPT = 2  # an engine may still be reading the last but one
 
 
-class FilesystemTransport:
+class FilesystemTransport(Transport):
     """The road over a folder that both sides see. Only the side that sends ever deletes."""
 
     def __init__(self, link: Link) -> None:

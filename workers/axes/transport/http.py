@@ -18,7 +18,7 @@ from typing import IO, Any
 import httpx
 import torch
 
-from workers.axes.transport.base import Link
+from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.payload import private_file, unpack, write_file
 from workers.contract.errors import EngineError
 from workers.records import Manifest
@@ -27,7 +27,7 @@ GENERATIONS_KEPT = 2  # an engine may still be reading the last but one
 PATIENCE_S = 30.0  # for each read and write on a connection
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """The road over a TCP connection on loopback: trainer and engines on one host."""
 
     def __init__(self, link: Link) -> None:

@@ -11,14 +11,14 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
 
-from workers.axes.transport.digest import LANES, RUN, Leaf, RunningDigest, head, joined, leaves, runs, tensor_bytes
+from workers.axes.transport.digest import LANES, RUN, Leaf, RunningDigest, head, joined, leaves, tensor_bytes
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
 
@@ -69,16 +69,26 @@ class Contents:
         return sum(spec.bytes for spec in self.specs)
 
 
-def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], object]) -> Contents:
-    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps, while other threads hash them."""
+def in_order(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names in the order of a payload. Raises EngineError where there are none."""
     if not tensors:
         raise EngineError("a publish without tensors", field="transport.payload", value=0, cure="publish at least one tensor")
+    return sorted(tensors)
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> Spec:
+    """Raises EngineError where there is no word for the tensor's type."""
+    if tensor.dtype not in TYPES:
+        raise EngineError(f"{name} has a type that cannot travel", field="transport.payload", value=str(tensor.dtype))
+    return Spec(name, tensor.dtype, tuple(tensor.shape))
+
+
+def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], object]) -> Contents:
+    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps, while other threads hash them."""
     specs, on_gpu = [], False
 
     def one(name: str, tensor: torch.Tensor) -> bool:  # a function of its own, so that the tensor is let go before the next is read
-        if tensor.dtype not in TYPES:
-            raise EngineError(f"{name} has a type that cannot travel", field="transport.payload", value=str(tensor.dtype))
-        specs.append(Spec(name, tensor.dtype, tuple(tensor.shape)))
+        specs.append(spec_of(name, tensor))
         total.begin(name, tensor.dtype, tensor.shape)
         data = tensor_bytes(tensor.detach().cpu())
         hashing = total.update(data)
@@ -87,7 +97,7 @@ def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], o
         return tensor.is_cuda
 
     with RunningDigest() as total:
-        for name in sorted(tensors):
+        for name in in_order(tensors):
             on_gpu = one(name, tensors[name]) or on_gpu
         return Contents(specs, total.hex(), on_gpu)
 
@@ -104,10 +114,15 @@ def header_of(specs: Iterable[Spec], room: int = 0) -> bytes:
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
+def room_for(names: Iterable[str]) -> int:
+    """Bytes in front of the tensors that hold the length and any header of these names."""
+    quoted = [*names]
+    return LENGTH_BYTES + -(-(len(json.dumps(quoted)) + ROOM_A_TENSOR * len(quoted)) // 8) * 8
+
+
 def write_file(tensors: Mapping[str, torch.Tensor], file: IO[bytes]) -> tuple[int, Contents]:
     """Called by a sender with an empty file. Returns where the tensors' bytes begin, and what was written. Raises OSError."""
-    names = sum(len(json.dumps(name)) + ROOM_A_TENSOR for name in tensors)
-    room = LENGTH_BYTES + -(-names // 8) * 8
+    room = room_for(tensors)
     file.seek(room)
     contents = hand_on(tensors, file.write)
     file.seek(0)
@@ -134,52 +149,62 @@ def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
         count: int = file.readinto(view) or 0  # type: ignore[attr-defined]
         return count
 
-    specs = _header(read, manifest)
+    specs = header(read, manifest)
     tensors = {spec.name: torch.empty(spec.shape, dtype=spec.dtype) for spec in specs}
     offset = manifest.bytes - sum(spec.bytes for spec in specs)
 
-    def take(offset: int, stretch: list[bytes | memoryview]) -> bytes:
-        hashes = []
-        for part in stretch:
-            if isinstance(part, memoryview):
-                end = offset = offset + len(part)
-                _fill(lambda rest, end=end: os.preadv(file.fileno(), [rest], end - len(rest)), part, manifest)  # type: ignore[misc]
-            hashes.append(leaves(part) if isinstance(part, memoryview) else part)
-        return b"".join(hashes)
+    def take(offset: int, parts: list[memoryview]) -> bytes:
+        for part in parts:
+            end = offset = offset + len(part)
+            _fill(lambda rest, end=end: os.preadv(file.fileno(), [rest], end - len(rest)), part, manifest)  # type: ignore[misc]
+        return leaves(*parts)
 
     taken: list[Leaf] = []
     with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
-        stretch: list[bytes | memoryview] = []
-        first = offset
-        for spec in specs:
-            stretch.append(head(spec.name, spec.dtype, spec.shape))
-            for run in runs(tensor_bytes(tensors[spec.name])):
-                stretch.append(run)
-                offset += len(run)
-                if offset - first >= RUN:
-                    taken.append(pool.submit(take, first, stretch))
-                    stretch, first = [], offset
-        taken.append(pool.submit(take, first, stretch))
-    check(joined(taken), manifest)
+        for parts in _stretches(tensor_bytes(tensors[spec.name]) for spec in specs):
+            taken.append(pool.submit(take, offset, parts))
+            offset += RUN
+    check(joined(heads(specs), taken), manifest)
     return tensors
+
+
+def heads(specs: Iterable[Spec]) -> list[bytes]:
+    """What is hashed of the tensors beside their bytes."""
+    return [head(spec.name, spec.dtype, spec.shape) for spec in specs]
+
+
+def _stretches(tensors: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """What the threads take, one after another: as many parts of tensors as make up a run; the last one is what is left."""
+    parts: list[memoryview] = []
+    missing = RUN
+    for data in tensors:
+        while len(data):
+            parts.append(data[:missing])
+            data = data[missing:]
+            missing -= len(parts[-1])
+            if not missing:
+                yield parts
+                parts, missing = [], RUN
+    if parts:
+        yield parts
 
 
 def unpack(read: Read, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Called by a receiver: private tensors, each read straight into its memory. Raises DigestMismatch."""
-    return take_in(_header(read, manifest), read, manifest)
+    return take_in(header(read, manifest), read, manifest)
 
 
-def _header(read: Read, manifest: Manifest) -> list[Spec]:
-    """What is to come, from the bytes in front. Raises DigestMismatch."""
+def header(read: Read, manifest: Manifest) -> list[Spec]:
+    """Called by a receiver: what is to come, from the bytes in front. Raises DigestMismatch."""
     front = bytearray(LENGTH_BYTES)
     _fill(read, memoryview(front), manifest)
     length = int.from_bytes(front, "little")
     if not 2 <= length <= manifest.bytes - LENGTH_BYTES:
         raise mismatch(manifest, f"the header claims {length} bytes of {manifest.bytes}")
-    header = bytearray(length)
-    _fill(read, memoryview(header), manifest)
+    text = bytearray(length)
+    _fill(read, memoryview(text), manifest)
     try:
-        specs = _specs(json.loads(header))
+        specs = _specs(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise mismatch(manifest, f"the payload's header cannot be read: {error}") from error
     if LENGTH_BYTES + length + sum(spec.bytes for spec in specs) != manifest.bytes:

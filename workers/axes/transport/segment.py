@@ -1,0 +1,163 @@
+"""A segment of shared memory, mapped on both sides, and a payload written into one and looked at in one.
+
+What is mapped stays mapped while the segment is used again: to touch memory for the first time takes longer than to copy into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.axes.transport import payload as layout
+from workers.axes.transport.digest import LANES, RUN, joined, leaves, tensor_bytes
+from workers.records import Manifest
+
+
+class Segment:
+    """The writer's. It may grow and never becomes shorter: a reader that comes too late would die of memory that is gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where there is one of this name."""
+        self.path = path
+        self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)  # what is mapped of it
+        self.used = 0  # bytes of the last payload
+
+    @property
+    def reusable(self) -> bool:
+        """Whether it is worth keeping, and whole."""
+        size = os.fstat(self._file).st_size
+        return 2 * self.used >= size >= len(self.memory)
+
+    def rename(self, path: Path) -> None:
+        """Called before it is written over. Raises FileNotFoundError where somebody swept."""
+        os.rename(self.path, path)
+        self.path = path
+
+    def put(self, data: bytes | memoryview, offset: int) -> None:
+        """Raises OSError where there is no room."""
+        end = offset + len(data)
+        if end <= len(self.memory):
+            self.memory[offset:end] = np.frombuffer(data, np.uint8)
+            return
+        rest = memoryview(data)
+        while len(rest):
+            rest = rest[os.pwrite(self._file, rest, end - len(rest)) :]
+
+    def map(self) -> None:
+        """All of it."""
+        size = os.fstat(self._file).st_size
+        if size != len(self.memory):
+            self.memory = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.memory = self.memory[:0].copy()
+        os.close(self._file)
+
+
+def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layout.Contents:
+    """Called by a sender. Other threads hash what is in place while the next tensors are copied, each of which is let go at once.
+
+    Raises OSError where there is no room.
+    """
+    room = layout.room_for(tensors)
+    specs, on_gpu = [], False
+    hashed: list[Future[bytes]] = []
+    done = end = room
+
+    def one(name: str, tensor: torch.Tensor) -> bool:  # a function of its own, so that the tensor is let go before the next is read
+        specs.append(layout.spec_of(name, tensor))
+        segment.put(tensor_bytes(tensor.cpu()), end)
+        return tensor.is_cuda
+
+    with ThreadPoolExecutor(LANES, thread_name_prefix="digest") as pool:
+        for name in layout.in_order(tensors):
+            on_gpu = one(name, tensors[name]) or on_gpu
+            end += specs[-1].bytes
+            while done + RUN <= min(end, len(segment.memory)):
+                hashed.append(pool.submit(leaves, segment.memory[done : done + RUN].data))
+                done += RUN
+        segment.put(layout.header_of(specs, room), 0)
+        segment.map()
+        hashed += [pool.submit(leaves, segment.memory[start : min(start + RUN, end)].data) for start in range(done, end, RUN)]
+        segment.used = end
+        return layout.Contents(specs, joined(layout.heads(specs), hashed), on_gpu)
+
+
+class View:
+    """A reader's. Mapped so that writing into it would change nothing but this mapping, which nobody may."""
+
+    def __init__(self, file: int) -> None:
+        self._bytes = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def tensors(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """Tensors that lie in the segment, those apart whose type does not fit the place. Raises DigestMismatch."""
+        unread = memoryview(self._bytes)[: manifest.bytes]
+
+        def read(view: memoryview) -> int:
+            nonlocal unread
+            count = min(len(view), len(unread))
+            view[:count] = unread[:count]
+            unread = unread[count:]
+            return count
+
+        specs = layout.header(read, manifest)
+        with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
+            hashed = [pool.submit(leaves, unread[start : start + RUN]) for start in range(0, len(unread), RUN)]
+        layout.check(joined(layout.heads(specs), hashed), manifest)
+        found, start = {}, manifest.bytes - len(unread)
+        for spec in specs:
+            found[spec.name] = self._tensor(spec, start)
+            start += spec.bytes
+        return found
+
+    def _tensor(self, spec: layout.Spec, start: int) -> torch.Tensor:
+        if not spec.bytes:
+            return torch.empty(spec.shape, dtype=spec.dtype)
+        width = spec.dtype.itemsize
+        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=spec.bytes, offset=start)
+        return (flat.clone() if start % width else flat).view(spec.dtype).view(spec.shape)
+
+
+class Views:
+    """The segments that a reader has mapped last: as many as the sender writes over in turn."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._views: dict[tuple[int, int], View] = {}  # by device and inode, which cannot be another's while it is mapped
+
+    def of(self, file: int, manifest: Manifest) -> View:
+        """Raises OSError, and DigestMismatch where the segment is too short."""
+        status = os.fstat(file)
+        if status.st_size < max(manifest.bytes, 1):
+            raise layout.mismatch(manifest, f"{status.st_size} bytes arrived where {manifest.bytes} were published")
+        key = (status.st_dev, status.st_ino)
+        view = self._views.pop(key, None)
+        if view is None or len(view) < manifest.bytes:
+            view = View(file)
+        self._views[key] = view
+        for old in list(self._views)[: -self._kept]:
+            self._views.pop(old, None)
+        return view
+
+    def clear(self) -> None:
+        self._views.clear()
+
+
+def still_named(file: int, path: Path) -> bool:
+    """Whether the open file has this name: its sender takes it away before it writes the file over."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
+    return False
