@@ -16,6 +16,7 @@ from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import PlainKernels
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.native import NativeKernels, kernels_for, native_kernels, tile_kernels
+from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import Shape
 from workers.rollout.torch.tiled import TiledPair, filled
 
@@ -127,7 +128,7 @@ def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeyp
 def tiled(kernels: NativeKernels, a: torch.Tensor, b: torch.Tensor) -> TiledPair:
     missing = filled(a.shape[1]) - a.shape[1]
     halves = torch.nn.functional.pad(a, (0, missing)).t(), torch.nn.functional.pad(b, (0, 0, 0, missing)).t()
-    (lowering,), (raising,) = (kernels.pack(half.unsqueeze(0)) for half in halves)
+    (lowering,), (raising,) = (kernels.pack(half[None], half.new_empty(1, half.numel())) for half in halves)
     return TiledPair(lowering, raising)
 
 
@@ -148,7 +149,7 @@ def test_products_are_right_whoever_computes_them(
     bias = rows(outputs, seed=3)
     a, b = rows(inputs, rank, seed=4) / inputs**0.5, rows(rank, outputs, seed=5)
     pair = Pair(a, b, tiled(kernels, a, b)) if rank else None
-    linear = Linear(weight, bias)
+    linear = Linear([weight[:16], weight[16:]], () if bias is None else [bias], Room(), "a")
     wanted = x.double() @ weight.double().t() + bias.double() + ((x @ a).double() @ b.double() if rank else 0)
     for ours, theirs in ((linear(x, pair), wanted), (linear.added_to(residual, x, pair), wanted + residual.double())):
         # Tiles round once, to 8 bits, the others after each of two or three sums; the adapter's lowered rows are rounded everywhere.
@@ -162,7 +163,7 @@ def test_products_are_right_whoever_computes_them(
 def test_sizes_that_do_not_divide_into_tiles_are_multiplied_by_torch() -> None:
     x, weight = rows(5, 40), rows(24, 40, seed=1)
     assert tile_kernels(24, 40) is None
-    assert torch.allclose(Linear(weight)(x).float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.1)
+    assert torch.allclose(Linear([weight], (), Room(), "a")(x).float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.1)
 
 
 @pytest.mark.parametrize("vocabulary", [49152, 1000, 7])

@@ -25,6 +25,8 @@ class Packed:
 class Payload(Protocol):
     """Constructed on both sides as `Payload(kind: str)`; one object lives as long as its side does."""
 
+    remembers: bool  # whether `unpack` keeps what it was given: it must then be the caller's own, and certain
+
     def pack(self, weights: Mapping[str, torch.Tensor], version: int, receivers: list[str]) -> Packed:
         """Called by the trainer at each publish with the weights in the engine's number format, and who will receive them.
 

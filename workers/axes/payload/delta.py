@@ -23,6 +23,8 @@ _BITS = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
 class Delta:
     """The trainer's object packs, an engine's unpacks; each holds one copy of the weights."""
 
+    remembers = True
+
     def __init__(self, kind: str) -> None:
         self._held: dict[str, torch.Tensor] = {}
         self._version: int | None = None

@@ -23,6 +23,8 @@ _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
 class ExpertShards:
     """The trainer's object packs, an engine's unpacks."""
 
+    remembers = True
+
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._version: int | None = None

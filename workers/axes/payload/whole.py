@@ -13,6 +13,8 @@ from workers.records import Manifest
 class Whole:
     """Nothing is taken away and nothing has to be put together."""
 
+    remembers = False
+
     def __init__(self, kind: str) -> None:
         self._kind = kind
 

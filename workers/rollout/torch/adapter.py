@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from workers.contract.errors import EngineError
 from workers.rollout.torch.native import tile_kernels
+from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import Shape
 from workers.rollout.torch.tiled import TiledPair, filled
 
@@ -46,6 +47,7 @@ class Adapter:
 
     version: int
     layers: list[dict[str, Pair]]
+    room: Room = field(default_factory=Room)  # holds all of them but those of experts
 
 
 def no_adapter(shape: Shape, version: int = 0) -> Adapter:
@@ -53,18 +55,24 @@ def no_adapter(shape: Shape, version: int = 0) -> Adapter:
     return Adapter(version, [{} for _ in range(shape.layers)])
 
 
-def build_adapter(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, version: int, dtype: torch.dtype) -> Adapter:
-    """Called beside the decode loop when a payload has arrived. Raises EngineError on a name or shape that does not fit."""
+def build_adapter(
+    tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, version: int, dtype: torch.dtype, room: Room
+) -> Adapter:
+    """Called beside the decode loop when a payload has arrived. What is made lies in `room`, over what stood there.
+
+    Raises EngineError on a name or shape that does not fit.
+    """
+    sizes = [_sizes(shape, layer) for layer in range(shape.layers)]
     found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        place = _place(name, shape)
+        place = _place(name, sizes)
         if place is None:
             raise EngineError("the payload names a tensor this model has no place for", field="transport.payload", value=name)
         layer, module, half = place
         found.setdefault((layer, module), {})[half] = tensor
-    adapter = no_adapter(shape, version)
+    adapter = Adapter(version, [{} for _ in sizes], room)
     for (layer, module), pair in found.items():
-        inputs, outputs = _sizes(shape, layer)[module]
+        inputs, outputs = sizes[layer][module]
         _check(layer, module, pair, inputs, outputs, shape.experts.count if shape.experts and module in EXPERTS else 1)
         if module in EXPERTS and shape.experts:
             adapter.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
@@ -73,13 +81,14 @@ def build_adapter(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: fl
         for layer in range(shape.layers):
             given = [found.get((layer, module)) for module in modules]
             if any(given):
-                widths = [_sizes(shape, layer)[module][1] for module in modules]
+                widths = [sizes[layer][module][1] for module in modules]
                 key = tuple((width, pair and pair["A"].shape) for width, pair in zip(widths, given, strict=True))
                 alike.setdefault((*key, *_types(given)), []).append(layer)
         for layers in alike.values():
-            widths = [_sizes(shape, layers[0])[module][1] for module in modules]
+            widths = [sizes[layers[0]][module][1] for module in modules]
             pairs = [[found.get((layer, module)) for layer in layers] for module in modules]
-            for layer, fresh in zip(layers, _fuse(pairs, widths, scaling, dtype), strict=True):
+            place = f"{fused} of layers {layers}"
+            for layer, fresh in zip(layers, _fuse(pairs, widths, scaling, dtype, room, place), strict=True):
                 adapter.layers[layer][fused] = fresh
     return adapter
 
@@ -88,7 +97,7 @@ def _types(given: list[dict[str, torch.Tensor] | None]) -> list[object]:
     return [pair[half].dtype for pair in given if pair is not None for half in ("A", "B")]
 
 
-def _place(name: str, shape: Shape) -> tuple[int, str, str] | None:
+def _place(name: str, sizes: list[dict[str, tuple[int, int]]]) -> tuple[int, str, str] | None:
     """(layer, module, half) of a tensor's name; None where the model has no such module."""
     if match := _EXPERTS_NAME.fullmatch(name):
         layer, module, half = int(match[1]), EXPERTS[0] if match[2] else EXPERTS[1], match[3]
@@ -96,7 +105,7 @@ def _place(name: str, shape: Shape) -> tuple[int, str, str] | None:
         layer, module, half = int(match[1]), match[2], match[3]
     else:
         return None
-    return (layer, module, half) if layer < shape.layers and module in _sizes(shape, layer) else None
+    return (layer, module, half) if layer < len(sizes) and module in sizes[layer] else None
 
 
 def _sizes(shape: Shape, layer: int) -> dict[str, tuple[int, int]]:
@@ -130,27 +139,34 @@ def _by_expert(pair: dict[str, torch.Tensor], experts: int, scaling: float, dtyp
     """PEFT's layout: the rows of A go by expert, then by rank; the columns of B by rank, then by expert."""
     a = pair["A"].float().view(experts, -1, pair["A"].shape[1]).transpose(1, 2)
     b = pair["B"].float().view(pair["B"].shape[0], -1, experts).permute(2, 1, 0) * scaling
-    return Pair(a.contiguous().to(dtype), b.contiguous().to(dtype))
+    return Pair(a.to(dtype, copy=True).contiguous(), b.to(dtype).contiguous())
 
 
-def _fuse(given: list[list[dict[str, torch.Tensor] | None]], outputs: list[int], scaling: float, dtype: torch.dtype) -> list[Pair]:
-    """The pairs of n layers that are alike; given: by module, then by layer. All layers at once: few large operations, not many small."""
+def _fuse(
+    given: list[list[dict[str, torch.Tensor] | None]], outputs: list[int], scaling: float, dtype: torch.dtype, room: Room, place: str
+) -> list[Pair]:
+    """The pairs of n layers that are alike; given: by module, then by layer. Their halves are packed for all layers at once."""
     present = [(column, [pair for pair in layers if pair]) for column, layers in zip(_starts(outputs), given, strict=True) if layers[0]]
     ranks = [layers[0]["A"].shape[0] for _, layers in present]
     inputs, count = present[0][1][0]["A"].shape[1], len(given[0])
     wide = filled(sum(ranks))
-    lowering = torch.zeros(count, wide, inputs, dtype=dtype)
-    raising = torch.zeros(count, sum(outputs), wide, dtype=dtype)
+    place = f"{place}, ranks {ranks} at {[column for column, _ in present]}"  # everything else in them is zero, and stays so
+    lowering = room.zeros(f"lowering {place}", (count, wide, inputs), dtype)
+    raising = room.zeros(f"raising {place}", (count, sum(outputs), wide), dtype)
     for row, rank, (column, layers) in zip(_starts(ranks), ranks, present, strict=True):
-        lowering[:, row : row + rank] = torch.stack([pair["A"] for pair in layers])
-        scaled = torch.stack([pair["B"] for pair in layers]).float().mul_(scaling)
-        raising[:, column : column + scaled.shape[1], row : row + rank] = scaled
+        for layer, pair in enumerate(layers):
+            lowering[layer, row : row + rank].copy_(pair["A"])
+            part = raising[layer, column : column + len(pair["B"]), row : row + rank]
+            torch.mul(pair["B"] if dtype == pair["B"].dtype else pair["B"].float(), scaling, out=part)
     a, b = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
     kernels = tile_kernels(sum(outputs), inputs) if dtype == torch.bfloat16 else None
     if kernels is None:
         return [Pair(*halves) for halves in zip(a.contiguous(), b.contiguous(), strict=True)]
-    tiled = map(TiledPair, kernels.pack(lowering), kernels.pack(raising))
-    return [Pair(*halves) for halves in zip(a, b, tiled, strict=True)]
+    tiles = [
+        kernels.pack(half, room.empty(f"tiles {number} {place}", (count, half[0].numel()), dtype))
+        for number, half in enumerate((lowering, raising))
+    ]
+    return [Pair(*halves) for halves in zip(a, b, map(TiledPair, *tiles), strict=True)]
 
 
 def _starts(widths: list[int]) -> list[int]:

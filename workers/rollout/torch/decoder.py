@@ -57,9 +57,9 @@ class Decoder:
         """Positions that the slots have room for now; they grow with what is admitted."""
         return self._slots.slots * self._slots.positions
 
-    def serve(self, served: Served) -> Weights | None:
-        """Called between two passes: from now on this serves. Returns the whole weights that it replaced, if any."""
-        replaced = self._model.install(served.weights) if served.weights is not None else None
+    def serve(self, served: Served) -> Served:
+        """Called between two passes: from now on this serves. Returns what it replaced."""
+        replaced = Served(self.adapter, self._model.install(served.weights) if served.weights is not None else None)
         self.adapter = served.adapter
         self._prompts.clear()
         return replaced

@@ -7,7 +7,7 @@ outputs, renormalised to a sum of one where the model says so (`norm_topk_prob`)
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 from workers.contract.errors import EngineError
 from workers.rollout.torch.adapter import Pair
 from workers.rollout.torch.linear import Linear
+from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import ExpertShape
 
 
@@ -68,19 +69,25 @@ def _adapted(linear: Linear, pair: Pair | None, expert: int, rows: torch.Tensor)
     return out
 
 
-def read_experts(take: Callable[[str], torch.Tensor], maybe: Callable[[str], torch.Tensor | None], mlp: str, shape: ExpertShape) -> Experts:
+def read_experts(
+    take: Callable[[str], torch.Tensor], maybe: Callable[[str], torch.Tensor | None], mlp: str, shape: ExpertShape, room: Room
+) -> Experts:
     """The experts under the name `mlp`, from one tensor an expert and projection, as model files hold them, or from two stacked
     ones, `experts.gate_up_proj` (experts, 2 x intermediate, hidden) and `experts.down_proj`, as transformers 5 holds them."""
-    router = take(f"{mlp}.gate.weight")
+
+    def linears(projection: str, parts: Iterable[Sequence[torch.Tensor]]) -> list[Linear]:
+        return [Linear(given, (), room, f"{mlp}.experts.{expert}.{projection}") for expert, given in enumerate(parts)]
+
+    router = room.copy(f"{mlp}.gate", take(f"{mlp}.gate.weight"))
     gate_up = maybe(f"{mlp}.experts.gate_up_proj")
     if gate_up is not None:
         down = take(f"{mlp}.experts.down_proj")
-        return Experts(router, [Linear(one) for one in gate_up], [Linear(one) for one in down], shape)
+        return Experts(router, linears("gate_up", ((one,) for one in gate_up)), linears("down", ((one,) for one in down)), shape)
     names = [f"{mlp}.experts.{expert}" for expert in range(shape.count)]
     return Experts(
         router,
-        [Linear(torch.cat((take(f"{name}.gate_proj.weight"), take(f"{name}.up_proj.weight")))) for name in names],
-        [Linear(take(f"{name}.down_proj.weight")) for name in names],
+        linears("gate_up", ((take(f"{name}.gate_proj.weight"), take(f"{name}.up_proj.weight")) for name in names)),
+        linears("down", ((take(f"{name}.down_proj.weight"),) for name in names)),
         shape,
     )
 

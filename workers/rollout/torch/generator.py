@@ -6,7 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,6 +100,8 @@ class TorchGenerator:
                 served = await _before(asyncio.ensure_future(in_background(self._fetch, manifest)), over)
                 self._loop.stage(update, served)
                 apply_s, pause_s = await over
+                if update.replaced is not None:
+                    self._installer.take_back(update.replaced)
             finally:
                 self._loop.withdraw(update)
             return UpdateReport(manifest.version, manifest.digest, update.staged_at - started, apply_s, pause_s)
@@ -125,9 +128,13 @@ class TorchGenerator:
 
     def _fetch(self, manifest: Manifest) -> Served:
         """Beside the decode thread: the payload, checked by the transport, becomes weights that only wait for their turn."""
-        with self._fetching:
-            whole = self._payload.unpack(self._transport.receive(manifest), manifest)
+        with self._fetching, self._received(manifest) as received:
+            whole = self._payload.unpack(received, manifest)
             return self._installer.build(whole, manifest.version, self._decoder.weights)
+
+    def _received(self, manifest: Manifest) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        """Borrowed, but for payloads that remember what they received: that must be certain before they do."""
+        return nullcontext(self._transport.receive(manifest)) if self._payload.remembers else self._transport.borrow(manifest)
 
 
 async def _before(wanted: asyncio.Future[T], over: asyncio.Future[Any]) -> T:

@@ -1,7 +1,7 @@
 """What a publish carried, made ready to serve beside the decode thread: an adapter, or whole weights.
 
-Whole weights are built while the old ones serve, so that an engine holds two copies until the flip; the decode thread only
-exchanges a pointer, and the copy that served before is freed by the caller of `update`.
+Whole weights are built while the old ones serve; the decode thread only exchanges a pointer. So an engine that has been given whole
+weights holds two copies: the one that served before is kept, and written over at the next publish. So it is with adapters.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 from workers.rollout.torch.adapter import build_adapter, no_adapter
 from workers.rollout.torch.linear import Linear
+from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import Shape
 from workers.rollout.torch.update import Served
 from workers.rollout.torch.weights import Weights, assemble
@@ -32,20 +33,29 @@ class Installer:
         self._scaling = options.alpha / options.rank
         self._shape = shape
         self._dtype = dtype
+        self._spare: Room | None = None
 
     def build(self, tensors: Mapping[str, torch.Tensor], version: int, serving: Weights) -> Served:
-        """Called beside the decode thread with an unpacked payload. Raises EngineError naming the tensor that does not fit."""
+        """Called by one thread at a time, beside the decode thread, with an unpacked payload; nothing that is built refers to it.
+
+        Raises EngineError naming the tensor that does not fit.
+        """
         with torch.inference_mode():
+            room, self._spare = self._spare or Room(), None
             if self._adapter_only:
-                return Served(build_adapter(tensors, self._shape, self._scaling, version, self._dtype))
+                return Served(build_adapter(tensors, self._shape, self._scaling, version, self._dtype, room))
             _check(tensors, self._shape)
-            weights = assemble(_Given(tensors, self._dtype), self._shape, threads=cores())
+            weights = assemble(_Given(tensors, self._dtype), self._shape, room, cores())
             _same_biases(weights, serving)
             return Served(no_adapter(self._shape, version), weights)
 
+    def take_back(self, replaced: Served) -> None:
+        """Called after a flip with what served before, when nothing computes with it any more: it will be written over."""
+        self._spare = replaced.adapter.room if replaced.weights is None else replaced.weights.room
+
 
 class _Given:
-    """A payload as a source. Tensors that are in the engine's format already are shared with it: nobody writes into them."""
+    """A payload as a source. Tensors that are in the engine's format already are handed out as they are."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self._tensors = tensors

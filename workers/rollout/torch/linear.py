@@ -3,6 +3,7 @@ where the processor has them, else into oneDNN's own layout."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -10,7 +11,8 @@ from torch.nn import functional
 
 from workers.rollout.torch.adapter import Pair
 from workers.rollout.torch.native import NativeKernels, tile_kernels
-from workers.rollout.torch.tiled import Tiled
+from workers.rollout.torch.room import Room
+from workers.rollout.torch.tiled import Tiled, fits
 
 # The operators are private to torch: they are probed once and `functional.linear` stands in where they are missing or wrong.
 _ROWS_HINT = 64
@@ -39,16 +41,25 @@ class Linear:
 
     __slots__ = ("_bias", "_kernels", "_packed", "_tiled", "_weight", "inputs", "outputs")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.outputs, self.inputs = weight.shape
-        half = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
+    def __init__(self, parts: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], room: Room, place: str) -> None:
+        """parts: the rows of W, one under the other; biases: as many, or none. Both are copied, where nothing else keeps them, into
+        the room at this place."""
+        self.outputs, self.inputs = sum(len(part) for part in parts), parts[0].shape[1]
+        half = parts[0].dtype == torch.bfloat16 and parts[0].device.type == "cpu"
         self._kernels = tile_kernels(self.outputs, self.inputs) if half else None
         self._packed = half and self._kernels is None and packing_works()
-        self._tiled = self._kernels.pack(weight.unsqueeze(0))[0] if self._kernels else None
-        if self._packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-        self._weight = weight if self._tiled is None else weight.new_empty(0)  # one copy of the numbers is enough
-        self._bias = bias
+        self._tiled = None
+        if self._kernels:
+            if not all(fits(*part.shape) for part in parts):
+                parts = [torch.cat(list(parts))]
+            packed = room.empty(f"{place}, in tiles", (self.outputs * self.inputs,), parts[0].dtype)
+            self._tiled = self._kernels.pack_into(packed, parts)
+            self._weight = parts[0].new_empty(0)  # one copy of the numbers is enough
+        elif self._packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(list(parts)), _ROWS_HINT)
+        else:
+            self._weight = room.copy(place, *parts)
+        self._bias = room.copy(f"{place}, bias", *biases) if biases else None
 
     @property
     def biased(self) -> bool:

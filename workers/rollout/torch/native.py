@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -85,13 +85,21 @@ class NativeKernels:
             raise MemoryError("drawing tokens found no memory for its sums")
         return tokens, logprobs
 
-    def pack(self, weights: torch.Tensor) -> list[Tiled]:
-        """n weights [n, outputs, inputs] that fit, in one go."""
+    def pack(self, weights: torch.Tensor, packed: torch.Tensor) -> list[Tiled]:
+        """n weights [n, outputs, inputs] that fit, in one go, into `packed` [n, outputs x inputs]."""
         count, outputs, inputs = weights.shape
         weights = weights.contiguous()
-        packed = torch.empty(count, outputs * inputs, dtype=weights.dtype)
         self._library.pack(*_pointers(weights, packed), count * outputs, inputs)
         return [Tiled(data, outputs, inputs) for data in packed.unbind(0)]
+
+    def pack_into(self, packed: torch.Tensor, parts: Sequence[torch.Tensor]) -> Tiled:
+        """One weight, given by parts that stand under each other and fit each for itself."""
+        inputs, row = parts[0].shape[1], 0
+        for part in parts:
+            place = packed[row * inputs : (row + len(part)) * inputs]
+            self._library.pack(*_pointers(part.contiguous(), place), len(part), inputs)
+            row += len(part)
+        return Tiled(packed, row, inputs)
 
     def multiply(
         self, rows: torch.Tensor, weight: Tiled, bias: torch.Tensor | None, residual: torch.Tensor | None, pair: TiledPair | None
@@ -209,7 +217,7 @@ def _difference(kernels: NativeKernels) -> str:
 
 def _products(kernels: NativeKernels, rows: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     x, weight, bias, residual, lowering, raising = rows(70, 64), rows(48, 64), rows(48), rows(70, 48), rows(32, 64), rows(48, 32) / 32
-    (whole,), (lower,), (upper,) = (kernels.pack(one.unsqueeze(0)) for one in (weight, lowering, raising))
+    (whole,), (lower,), (upper,) = (kernels.pack(one[None], one.new_empty(1, one.numel())) for one in (weight, lowering, raising))
     ours = kernels.multiply(x, whole, bias, residual, TiledPair(lower, upper))
     low = functional.linear(x, lowering).float()
     return ours, functional.linear(x.float(), weight.float(), bias.float()) + residual.float() + functional.linear(low, raising.float())

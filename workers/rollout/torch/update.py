@@ -43,7 +43,7 @@ class Update:
     busy: bool = False  # whether a sample ran since the announcement
     stood_still: bool = False  # whether decoding had to wait for the weights, and not only for the flip
     first_arrival: float | None = None  # when the first request since the announcement came
-    replaced: Weights | None = None  # what served before the flip: freed with this object, not by the decode thread
+    replaced: Served | None = None  # what served before the flip: nothing computes with it any more
 
     def pause(self, flip_began: float, flip_ended: float, last_pass: float, running: bool) -> float:
         """Seconds by which this update widened the gap between two forward passes: `UpdateReport.pause_s`.

@@ -15,6 +15,7 @@ from workers import models
 from workers.contract.errors import EngineError, EnvironmentMissing
 from workers.rollout.torch.experts import Experts, read_experts
 from workers.rollout.torch.linear import Linear
+from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import Shape
 
 
@@ -35,12 +36,13 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
-    """Everything frozen. `head` shares its numbers with `embedding` where the model ties them."""
+    """Everything frozen. `head` has the same numbers as `embedding` where the model ties them."""
 
     embedding: torch.Tensor
     layers: list[LayerWeights]
     norm: torch.Tensor
     head: Linear
+    room: Room  # holds all of them
 
 
 class Source(Protocol):
@@ -88,40 +90,51 @@ def _names(file: Any) -> list[str]:
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
     """Called once at start. Raises EnvironmentMissing or EngineError naming model.path."""
-    return assemble(_Files(folder, dtype), shape)
+    return assemble(_Files(folder, dtype), shape, Room())
 
 
-def assemble(source: Source, shape: Shape, threads: int = 1) -> Weights:
-    """Each tensor is asked for once; a source may hand out its own tensors, which are never written into. With several threads layers
-    are made side by side, each by one thread, and the source must bear it."""
+def assemble(source: Source, shape: Shape, room: Room, threads: int = 1) -> Weights:
+    """What is made lies in `room`, over what stood there. A source may hand out its own tensors: nothing made of them refers to them.
+    With several threads parts are made side by side, each by one thread, and the source must bear it."""
     with ThreadPoolExecutor(threads, thread_name_prefix="layers", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        layers = list(pool.map(lambda number: _layer(source, shape, number), range(shape.layers)))
-    embedding = source.take("model.embed_tokens.weight")
-    tied = shape.tied or source.maybe("lm_head.weight") is None
-    return Weights(embedding, layers, source.take("model.norm.weight"), Linear(embedding) if tied else _linear(source, "lm_head"))
+        head = pool.submit(_head, source, shape, room)
+        layers = [pool.submit(_layer, source, shape, number, room) for number in range(shape.layers)]
+        embedding = pool.submit(_copied, source, "model.embed_tokens", room)
+    norm = _copied(source, "model.norm", room)
+    return Weights(embedding.result(), [layer.result() for layer in layers], norm, head.result(), room)
 
 
 @torch.inference_mode()
-def _layer(source: Source, shape: Shape, number: int) -> LayerWeights:
+def _copied(source: Source, name: str, room: Room) -> torch.Tensor:
+    return room.copy(name, source.take(f"{name}.weight"))
+
+
+@torch.inference_mode()
+def _head(source: Source, shape: Shape, room: Room) -> Linear:
+    own = None if shape.tied else source.maybe("lm_head.weight")
+    return Linear([source.take("model.embed_tokens.weight") if own is None else own], (), room, "lm_head")
+
+
+@torch.inference_mode()
+def _layer(source: Source, shape: Shape, number: int, room: Room) -> LayerWeights:
     block = f"model.layers.{number}"
     attention, mlp = f"{block}.self_attn", f"{block}.mlp"
     sparse = shape.experts is not None and number in shape.experts.layers
     return LayerWeights(
-        input_norm=source.take(f"{block}.input_layernorm.weight"),
-        qkv=_linear(source, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        query_norm=source.take(f"{attention}.q_norm.weight") if shape.query_key_norm else None,
-        key_norm=source.take(f"{attention}.k_norm.weight") if shape.query_key_norm else None,
-        output=_linear(source, f"{attention}.o_proj"),
-        mlp_norm=source.take(f"{block}.post_attention_layernorm.weight"),
-        gate_up=None if sparse else _linear(source, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=None if sparse else _linear(source, f"{mlp}.down_proj"),
-        experts=read_experts(source.take, source.maybe, mlp, shape.experts) if sparse and shape.experts else None,
+        input_norm=_copied(source, f"{block}.input_layernorm", room),
+        qkv=_linear(source, room, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        query_norm=_copied(source, f"{attention}.q_norm", room) if shape.query_key_norm else None,
+        key_norm=_copied(source, f"{attention}.k_norm", room) if shape.query_key_norm else None,
+        output=_linear(source, room, f"{attention}.o_proj"),
+        mlp_norm=_copied(source, f"{block}.post_attention_layernorm", room),
+        gate_up=None if sparse else _linear(source, room, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=None if sparse else _linear(source, room, f"{mlp}.down_proj"),
+        experts=read_experts(source.take, source.maybe, mlp, shape.experts, room) if sparse and shape.experts else None,
     )
 
 
-def _linear(source: Source, *names: str) -> Linear:
+def _linear(source: Source, room: Room, *names: str) -> Linear:
     """The named modules' rows, one under the other, with their biases where they have any."""
-    weight = torch.cat([source.take(f"{name}.weight") for name in names])
-    biases = [source.maybe(f"{name}.bias") for name in names]
-    found = [bias for bias in biases if bias is not None]
-    return Linear(weight, torch.cat(found) if len(found) == len(names) else None)
+    weights = [source.take(f"{name}.weight") for name in names]
+    biases = [bias for name in names if (bias := source.maybe(f"{name}.bias")) is not None]
+    return Linear(weights, biases if len(biases) == len(names) else (), room, names[0])
