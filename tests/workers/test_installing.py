@@ -16,10 +16,13 @@ from workers import registry
 from workers.contract.config import Lora
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
+from workers.rollout.torch.adapter import EXPERTS
+from workers.rollout.torch.adapter import _sizes as module_sizes
 from workers.rollout.torch.generator import TorchGenerator
 from workers.rollout.torch.install import Installer
 from workers.rollout.torch.native import NativeKernels
-from workers.rollout.torch.shape import read_shape
+from workers.rollout.torch.shape import Shape, read_shape
+from workers.rollout.torch.update import Served
 from workers.rollout.torch.weights import load_weights
 
 WHOLE = {"lora": {"kind": "off"}, "transport": {"payload": "full"}}
@@ -261,3 +264,46 @@ def test_nothing_that_serves_refers_to_what_was_received(family: tuple[PreTraine
     before = load_weights(path, shape, dtype)
     served = Installer(Lora(kind="off"), shape, dtype).build(received, 1, before)
     assert not memory(served) & memory(received)
+
+
+def halves(shape: Shape, rank: int, seed: int) -> dict[str, torch.Tensor]:
+    """An adapter of every module, by PEFT's names."""
+    generator = torch.Generator().manual_seed(seed)
+    places = {EXPERTS[0]: "mlp.experts.base_layer", EXPERTS[1]: "mlp.experts"}
+    tensors = {}
+    for layer in range(shape.layers):
+        for module, (inputs, outputs) in module_sizes(shape, layer).items():
+            place = places.get(module, f"{'self_attn' if module in 'qkvo' else 'mlp'}.{module}_proj")
+            ranks = rank * shape.experts.count if shape.experts and module in EXPERTS else rank
+            name = f"base_model.model.model.layers.{layer}.{place}"
+            tensors[f"{name}.lora_A.weight"] = torch.randn(ranks, inputs, generator=generator).bfloat16()
+            tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, ranks, generator=generator).bfloat16()
+    return tensors
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [1, 16])
+def test_adapters_take_turns_too(family: tuple[PreTrainedModel, Path], dtype: torch.dtype, rank: int) -> None:
+    """In memory that served before, what is built is what is built in fresh memory; what serves is never touched."""
+    shape = read_shape(family[1])
+    weights = load_weights(family[1], shape, dtype)
+    options = Lora(kind="adapter_only", rank=rank)
+    installer = Installer(options, shape, dtype)
+    served: list[Served] = []
+    for version in range(1, 6):
+        received = halves(shape, rank, version)
+        served.append(installer.build(received, version, weights))
+        fresh = Installer(options, shape, dtype).build(received, version, weights)
+        assert not memory(served[-1]) & memory(received)
+        for ours, theirs in zip(served[-1].adapter.layers, fresh.adapter.layers, strict=True):
+            assert ours.keys() == theirs.keys()
+            for module, pair in ours.items():
+                assert torch.equal(pair.a, theirs[module].a) and torch.equal(pair.b, theirs[module].b)
+                if pair.tiled is not None:
+                    for half in ("lowering", "raising"):
+                        assert torch.equal(getattr(pair.tiled, half).data, getattr(theirs[module].tiled, half).data)
+        if len(served) > 1:
+            assert not memory(served[-1]) & memory(served[-2])
+            installer.take_back(served[-2])
+    assert memory(served[4].adapter.room) == memory(served[2].adapter.room) == memory(served[0].adapter.room)

@@ -37,6 +37,7 @@ from tests.workers.transport_rig import (
 )
 from workers.axes.transport.base import Link
 from workers.axes.transport.cuda_ipc import CudaIpcTransport
+from workers.axes.transport.digest import RUN as RUN_BYTES
 from workers.axes.transport.digest import digest_of
 from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix, sweep
 from workers.contract.config import Transport
@@ -336,16 +337,16 @@ def test_what_was_written_over_while_it_was_borrowed_is_refused(tmp_path: Path, 
         sender.close()
 
 
-def test_what_is_kept_mapped_shows_every_publish(tmp_path: Path) -> None:
-    """Payloads of many lengths, each read while it lies in a segment that was mapped for another one, and never two times two copies."""
+def test_what_is_kept_mapped_shows_every_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of many lengths, each in a segment that was mapped for another one, hashed while they are written and afterwards."""
+    monkeypatch.setattr("workers.axes.transport.segment.AHEAD", RUN_BYTES)
     sender, receiver = (transport("shared_memory", name, tmp_path) for name in ("trainer", ENGINE))
     random = torch.Generator().manual_seed(3)
     try:
         for version in range(1, 30):
-            size = int(torch.randint(1, 400_000, (), generator=random))
+            size = int(torch.randint(1, 1_200_000, (), generator=random))
             sent = sender.send({**payload(version), "b.long": torch.randn(size, generator=random)}, version, "full", [ENGINE])
-            got = receiver.receive(sent)
-            assert digest_of(got) == sent.digest
+            assert digest_of(receiver.receive(sent)) == sent.digest
             assert len(receiver._views._views) <= 2 and len([*SEGMENTS.glob(f"{segment_prefix(RUN)}*")]) <= 2
     finally:
         sender.close()

@@ -17,8 +17,10 @@ import numpy.typing as npt
 import torch
 
 from workers.axes.transport import payload as layout
-from workers.axes.transport.digest import LANES, RUN, joined, leaves, tensor_bytes
+from workers.axes.transport.digest import LANES, RUN, joined, leaves, runs, tensor_bytes
 from workers.records import Manifest
+
+AHEAD = 16 * RUN  # bytes from which other threads hash: taking turns with Python costs more than to hash a small payload
 
 
 class Segment:
@@ -83,14 +85,22 @@ def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layo
         for name in layout.in_order(tensors):
             on_gpu = one(name, tensors[name]) or on_gpu
             end += specs[-1].bytes
-            while done + RUN <= min(end, len(segment.memory)):
-                hashed.append(pool.submit(leaves, segment.memory[done : done + RUN].data))
-                done += RUN
+            while done + AHEAD <= min(end, len(segment.memory)):
+                hashed += [pool.submit(leaves, run) for run in runs(segment.memory[done : done + AHEAD].data)]
+                done += AHEAD
         segment.put(layout.header_of(specs, room), 0)
         segment.map()
-        hashed += [pool.submit(leaves, segment.memory[start : min(start + RUN, end)].data) for start in range(done, end, RUN)]
+        last = _leaves(segment.memory[done:end].data)
         segment.used = end
-        return layout.Contents(specs, joined(layout.heads(specs), hashed), on_gpu)
+        return layout.Contents(specs, joined(layout.heads(specs), [*hashed, last]), on_gpu)
+
+
+def _leaves(data: memoryview) -> bytes:
+    """Of bytes that are all there: by one thread where they are few."""
+    if len(data) <= AHEAD:
+        return leaves(data)
+    with ThreadPoolExecutor(LANES, thread_name_prefix="digest") as pool:
+        return b"".join(pool.map(leaves, runs(data)))
 
 
 class View:
@@ -114,9 +124,7 @@ class View:
             return count
 
         specs = layout.header(read, manifest)
-        with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
-            hashed = [pool.submit(leaves, unread[start : start + RUN]) for start in range(0, len(unread), RUN)]
-        layout.check(joined(layout.heads(specs), hashed), manifest)
+        layout.check(joined(layout.heads(specs), [_leaves(unread)]), manifest)
         found, start = {}, manifest.bytes - len(unread)
         for spec in specs:
             found[spec.name] = self._tensor(spec, start)
@@ -127,8 +135,10 @@ class View:
         if not spec.bytes:
             return torch.empty(spec.shape, dtype=spec.dtype)
         width = spec.dtype.itemsize
-        flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=spec.bytes, offset=start)
-        return (flat.clone() if start % width else flat).view(spec.dtype).view(spec.shape)
+        if start % width:
+            flat = torch.frombuffer(self._bytes, dtype=torch.uint8, count=spec.bytes, offset=start)
+            return flat.clone().view(spec.dtype).view(spec.shape)
+        return torch.frombuffer(self._bytes, dtype=spec.dtype, count=spec.bytes // width, offset=start).view(spec.shape)
 
 
 class Views:

@@ -87,8 +87,8 @@ def build_adapter(
         for layers in alike.values():
             widths = [sizes[layers[0]][module][1] for module in modules]
             pairs = [[found.get((layer, module)) for layer in layers] for module in modules]
-            place = f"{fused} of layers {layers}"
-            for layer, fresh in zip(layers, _fuse(pairs, widths, scaling, dtype, room, place), strict=True):
+            fresh_pairs = _fuse(pairs, widths, scaling, dtype, room, f"{fused} of layers {layers}")
+            for layer, fresh in zip(layers, fresh_pairs, strict=True):
                 adapter.layers[layer][fused] = fresh
     return adapter
 

@@ -128,6 +128,7 @@ class TorchGenerator:
 
     def _fetch(self, manifest: Manifest) -> Served:
         """Beside the decode thread: the payload, checked by the transport, becomes weights that only wait for their turn."""
+        torch.get_num_threads()  # to ask makes the kernels take torch's number of threads in this thread, where it was one a core
         with self._fetching, self._received(manifest) as received:
             whole = self._payload.unpack(received, manifest)
             return self._installer.build(whole, manifest.version, self._decoder.weights)

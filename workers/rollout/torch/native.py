@@ -86,14 +86,14 @@ class NativeKernels:
         return tokens, logprobs
 
     def pack(self, weights: torch.Tensor, packed: torch.Tensor) -> list[Tiled]:
-        """n weights [n, outputs, inputs] that fit, in one go, into `packed` [n, outputs x inputs]."""
+        """n weights [n, outputs, inputs] that fit, in one go, into `packed` [n, outputs x inputs], which torch has aligned to 64 bytes."""
         count, outputs, inputs = weights.shape
         weights = weights.contiguous()
         self._library.pack(*_pointers(weights, packed), count * outputs, inputs)
         return [Tiled(data, outputs, inputs) for data in packed.unbind(0)]
 
     def pack_into(self, packed: torch.Tensor, parts: Sequence[torch.Tensor]) -> Tiled:
-        """One weight, given by parts that stand under each other and fit each for itself."""
+        """One weight, given by parts that stand under each other and fit each for itself; `packed` as in `pack`."""
         inputs, row = parts[0].shape[1], 0
         for part in parts:
             place = packed[row * inputs : (row + len(part)) * inputs]

@@ -24,8 +24,10 @@ class Room:
     def copy(self, place: str, *parts: torch.Tensor) -> torch.Tensor:
         """The parts, one under the other."""
         kept = self.empty(place, (sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
-        for part, into in zip(parts, kept.split([len(part) for part in parts]), strict=True):
-            into.copy_(part)
+        row = 0
+        for part in parts:
+            kept[row : row + len(part)].copy_(part)
+            row += len(part)
         return kept
 
     def _tensor(self, make: Callable[..., torch.Tensor], place: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -4,29 +4,67 @@
 
 #include "numbers.h"
 
+#if defined(__AVX512F__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
 #define TILE 16       /* rows of a tile, and its columns of sums */
 #define DEPTH 32      /* products a tile multiplication adds to each sum */
 #define BLOCK 4       /* tiles of x under way at a time */
 #define CHUNK 4       /* column tiles a thread takes at a time */
 #define PIECE (TILE * DEPTH)
 
+/* `turn`: 16 rows of 16 words, `stride` bf16 apart, into 16 columns one after another: a pair of inputs moves as one word. */
+#ifdef __AVX512F__
+/* Past the cache: what is packed is much larger, and not read soon. `to` is a multiple of 64 bytes. */
+static inline void written(void) { _mm_sfence(); } /* before other threads may read it */
+
+static inline void turn(const bf16 *from, int64_t stride, bf16 *to) {
+    __m512i a[TILE], b[TILE];
+    for (int c = 0; c < TILE; c++) a[c] = _mm512_loadu_si512(from + c * stride);
+    for (int c = 0; c < TILE; c += 2) {
+        b[c] = _mm512_unpacklo_epi32(a[c], a[c + 1]);
+        b[c + 1] = _mm512_unpackhi_epi32(a[c], a[c + 1]);
+    }
+    for (int c = 0; c < TILE; c += 4)
+        for (int half = 0; half < 2; half++) {
+            a[c + 2 * half] = _mm512_unpacklo_epi64(b[c + half], b[c + half + 2]);
+            a[c + 2 * half + 1] = _mm512_unpackhi_epi64(b[c + half], b[c + half + 2]);
+        }
+    for (int c = 0; c < TILE; c += 8)
+        for (int k = 0; k < 4; k++) {
+            b[c + k] = _mm512_shuffle_i32x4(a[c + k], a[c + k + 4], 0x88);
+            b[c + k + 4] = _mm512_shuffle_i32x4(a[c + k], a[c + k + 4], 0xdd);
+        }
+    for (int k = 0; k < 8; k++) {
+        _mm512_stream_si512((__m512i *)(to + 2 * TILE * k), _mm512_shuffle_i32x4(b[k], b[k + 8], 0x88));
+        _mm512_stream_si512((__m512i *)(to + 2 * TILE * (k + 8)), _mm512_shuffle_i32x4(b[k], b[k + 8], 0xdd));
+    }
+}
+#else
+static inline void written(void) {}
+
+static inline void turn(const bf16 *from, int64_t stride, bf16 *to) {
+    uint32_t rows[TILE][TILE], columns[TILE][TILE];
+    for (int c = 0; c < TILE; c++) memcpy(rows[c], from + c * stride, sizeof rows[c]);
+    for (int p = 0; p < TILE; p++)
+        for (int c = 0; c < TILE; c++) columns[p][c] = rows[c][p];
+    memcpy(to, columns, sizeof columns);
+}
+#endif
+
 /* W [outputs, inputs], by rows, into [outputs / 16, inputs / 32, 16 pairs of inputs, 16 outputs, 2]. */
 void pack(const bf16 *weight, bf16 *packed, int64_t outputs, int64_t inputs) {
     int64_t depth = inputs / DEPTH;
 #pragma omp parallel for schedule(static)
-    for (int64_t column = 0; column < outputs / TILE; column++)
-        for (int64_t k = 0; k < depth; k++) {
-            uint32_t from[TILE][TILE], to[TILE][TILE]; /* a pair of inputs moves as one word */
-            for (int c = 0; c < TILE; c++)
-                memcpy(from[c], weight + (column * TILE + c) * inputs + k * DEPTH, sizeof from[c]);
-            for (int p = 0; p < TILE; p++)
-                for (int c = 0; c < TILE; c++) to[p][c] = from[c][p];
-            memcpy(packed + (column * depth + k) * PIECE, to, sizeof to);
-        }
+    for (int64_t column = 0; column < outputs / TILE; column++) {
+        for (int64_t k = 0; k < depth; k++)
+            turn(weight + column * TILE * inputs + k * DEPTH, inputs, packed + (column * depth + k) * PIECE);
+        written();
+    }
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
