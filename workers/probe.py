@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workers import models, registry, starting
 from workers.axes.backend.threads import cores
+from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, HeadraceError
 from workers.contract.task import Model
@@ -70,7 +71,7 @@ class Plan:
     requests: list[SampleRequest]
 
 
-class FromFile:
+class FromFile(Transport):
     """A transport for one engine: the payload is a checkpoint's own file."""
 
     def __init__(self, file: Path) -> None:
