@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workers import models, registry, starting
 from workers.axes.backend.threads import cores
-from workers.axes.transport.base import Transport
+from workers.axes.transport.base import Receiver
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, HeadraceError
 from workers.contract.task import Model
@@ -71,8 +71,8 @@ class Plan:
     requests: list[SampleRequest]
 
 
-class FromFile(Transport):
-    """A transport for one engine: the payload is a checkpoint's own file."""
+class FromFile(Receiver):
+    """For one engine: the payload is a checkpoint's own file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

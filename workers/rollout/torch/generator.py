@@ -15,7 +15,7 @@ import torch
 
 from workers import models, registry
 from workers.axes.backend.threads import share
-from workers.axes.transport.base import Transport
+from workers.axes.transport.base import Receiver
 from workers.background import in_background
 from workers.contract.config import RunConfig
 from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
@@ -37,7 +37,7 @@ T = TypeVar("T")
 class TorchGenerator:
     """See `workers.rollout.base.Generator`. Loading happens in the constructor; the decode thread runs from then on."""
 
-    def __init__(self, config: RunConfig, name: str, transport: Transport) -> None:
+    def __init__(self, config: RunConfig, name: str, transport: Receiver) -> None:
         strict = config.determinism == "strict"
         torch.set_num_threads(share(config, config.rollout.threads))
         dtype = torch.float32 if strict else {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
