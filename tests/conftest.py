@@ -32,9 +32,13 @@ django.setup()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A failure is printed when it happens: a run that is ended from outside has then said why."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.nodeid} ({report.when}, {report.duration:.0f} s)\n{report.longreprtext}\n", file=sys.__stdout__, flush=True)
+    """A failure is printed when it happens, and so is one that is tried again: a run that is ended from outside has then said why."""
+    if report.outcome in ("failed", "rerun") and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(
+            f"\n{report.outcome}: {report.nodeid} ({report.when}, {report.duration:.0f} s)\n{report.longreprtext}\n",
+            file=sys.__stdout__,
+            flush=True,
+        )
 
 
 def pytest_unconfigure() -> None:

@@ -24,6 +24,7 @@ from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
+from workers.records import Manifest
 from workers.rollout.remote.generator import RemoteGenerator
 from workers.rollout.vllm import install
 from workers.spool import read_spool
@@ -56,7 +57,7 @@ def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "268435456"]
-    command += ["--logprobs-mode", "processed_logprobs", "--disable-log-stats"]
+    command += ["--logprobs-mode", "processed_logprobs"]
     command += ["--enable-lora", "--max-lora-rank", "8"] if request.param == "adapter" else []
     given = {
         "VLLM_SERVER_DEV_MODE": "1",
@@ -93,6 +94,12 @@ def _healthy(address: str) -> bool:
         return False
 
 
+async def generated(client: httpx.AsyncClient) -> float:
+    """Tokens that the server has generated since it started, by its own count."""
+    text = (await client.get("/metrics", timeout=10)).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total{"))
+
+
 def engine(address: str, folder: Path, scratch: Path, kind: str, payload: str) -> RemoteGenerator:
     settings = RunConfig.model_validate(
         {
@@ -127,10 +134,15 @@ async def test_a_real_server_obeys_the_door(server: tuple[str, str], folder: Pat
         with torch.no_grad():
             models += [adapted(folder, seed=1), adapted(folder, seed=2)]
 
-    async def put(version: int) -> None:
+    def sent(version: int) -> Manifest:
         model = models[version]
         tensors = {name: tensor.detach() for name, tensor in model.named_parameters()}
-        manifest = send(tensors, tmp_path, version, "full") if payload == "full" else publish(model, tmp_path, version)
+        return send(tensors, tmp_path, version, "full") if payload == "full" else publish(model, tmp_path, version)
+
+    manifests = {version: sent(version) for version in (1, 2)}
+
+    async def put(version: int) -> None:
+        manifest = manifests[version]
         report = await own.update(manifest)
         assert (report.version, report.digest) == (version, manifest.digest) and report.apply_s > 0
 
@@ -146,10 +158,11 @@ async def test_a_real_server_obeys_the_door(server: tuple[str, str], folder: Pat
         await faithful(0)
     await put(1)
     await faithful(1)
-    began = time.monotonic()
-    await own.generate(request(PROMPTS[0], 0, LENGTH // 5))
-    tasks = [asyncio.create_task(own.generate(request(PROMPTS[index], index, LENGTH))) for index in range(5)]
-    await asyncio.sleep(time.monotonic() - began)  # as long as a fifth of one takes alone: they have begun, and none has ended
+    async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
+        before = await generated(client)
+        tasks = [asyncio.create_task(own.generate(request(PROMPTS[index], index, LENGTH))) for index in range(5)]
+        while await generated(client) < before + LENGTH // 10:  # of five times LENGTH: some are in the middle, and none has ended
+            await asyncio.sleep(0)
     await put(2)
     done = await asyncio.gather(*tasks)
     mixed = 0
@@ -160,7 +173,7 @@ async def test_a_real_server_obeys_the_door(server: tuple[str, str], folder: Pat
         for model, part in ((models[1], slice(0, flip)), (models[2], slice(flip, None))):
             assert torch.allclose(given[part], logprobs_of(model, PROMPTS[rollout.index], rollout.token_ids)[part], atol=2e-4)
         mixed += 0 < flip < LENGTH
-    assert mixed, "those that ran were ended with their tokens, and went on"
+    assert mixed, f"{[rollout.versions.count(1) for rollout in done]}: those that ran were ended with their tokens, and went on"
     cut = await own.generate(request(PROMPTS[3], 0, 20, top_k=1))
     assert max(map(abs, cut.logprobs)) < 1e-6, "log-probs are of the truncated distribution"
     assert not own.failures and (await own.status()).version == 2
