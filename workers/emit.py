@@ -16,7 +16,7 @@ from workers.contract.errors import DataError
 from workers.contract.events import encode_number
 from workers.spool import SpoolWriter
 
-GROUP_COMMIT_S = 0.05
+GROUP_COMMIT_S = 0.025
 LONGEST_RETRY_S = 5.0
 MOST_UNTOLD = 10_000
 

@@ -99,6 +99,9 @@ def websocket_origins(base_url: str) -> list[str]:
     return list(dict.fromkeys(origins))
 
 
+POOL = {"min_size": 1, "max_size": 16, "timeout": 20}  # connections of one process; seconds that a request waits for one
+
+
 def database(data_dir: Path) -> dict[str, Any]:
     """DATABASES['default'] from DATABASE_URL."""
     url = read("DATABASE_URL", "") or f"sqlite:///{data_dir / 'headrace.sqlite3'}"
@@ -113,9 +116,9 @@ def database(data_dir: Path) -> dict[str, Any]:
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
-            "CONN_MAX_AGE": 60,
             "CONN_HEALTH_CHECKS": True,
-            "OPTIONS": dict(parse_qsl(parts.query)),
+            # Every request has a thread of its own: what lives longer than a request lives in the pool.
+            "OPTIONS": {**dict(parse_qsl(parts.query)), "pool": POOL},
         }
     raise ImproperlyConfigured(f"{PREFIX}DATABASE_URL: unknown kind {parts.scheme!r} -> use sqlite:///path or postgres://...")
 

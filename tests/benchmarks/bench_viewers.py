@@ -1,9 +1,11 @@
-"""From emit to page: one driver with the engine's own emitter and shipper, many sockets on the run's page, some never reading.
+"""From emit to page: one driver with the engine's own emitter and shipper, one Chromium on the run's page among many sockets on it, some
+never reading.
 
     python -m tests.benchmarks.bench_viewers [--viewers 50] [--deaf 5] [--rate 20] [--seconds 30] [--database sqlite|postgres]
 
-Every viewer is a real WebSocket with a browser session. The time of an event runs from the driver's `emit` (before its spool is
-synced) until the socket's client has the frame, on one clock. Prints one JSON line. Start it when nothing else runs.
+Every viewer is a real WebSocket with a browser session, one of them the browser's. The time of an event runs from the driver's `emit`
+(before its spool is synced), on one clock: until the page's drawing of the flow holds its figure, until that has been painted, and until
+a socket's client has the frame. Prints one JSON line. Start it when nothing else runs.
 """
 
 from __future__ import annotations
@@ -15,12 +17,28 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from tests.benchmarks.server_rig import Served, served
+
+FIRST = 1000  # figures of four digits: the page writes them whole
+# Every figure that the drawing of the flow came to hold, when it did, and when it had been painted.
+WATCH = """
+window.seen = [];
+new MutationObserver(() => {
+  const words = document.getElementById("flow").textContent.match(/gradient norm ([\\d,]+)/);
+  const value = words ? Number(words[1].replaceAll(",", "")) : 0;
+  if (!value || value === window.seen.at(-1)?.[0]) return;
+  const row = [value, Date.now(), null];
+  window.seen.push(row);
+  requestAnimationFrame(() => setTimeout(() => (row[2] = Date.now())));
+}).observe(document.getElementById("flow"), { subtree: true, childList: true, characterData: true });
+"""
 
 
 def main() -> None:
@@ -32,16 +50,16 @@ def main() -> None:
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     options = parser.parse_args()
     with served(options.database, valkey=True) as server:
-        cookie = session_cookie(server)
+        name, value = session_cookie(server)
         before = psutil.Process(server.process.pid).memory_info().rss
-        figures = asyncio.run(measure(server, cookie, options))
+        figures = asyncio.run(measure(server, name, value, options))
         after = psutil.Process(server.process.pid).memory_info().rss
         grown = round((after - before) / 1e6 / options.viewers, 2)
         print(json.dumps({**figures, "server_mb_per_viewer": grown, "database": options.database}))
 
 
-def session_cookie(server: Served) -> str:
-    """A browser session of the run's owner, as the login page makes it."""
+def session_cookie(server: Served) -> tuple[str, str]:
+    """Name and value of a browser session of the run's owner, as the login page makes it."""
     from django.conf import settings
     from django.db import connections
     from django.test import Client
@@ -49,16 +67,35 @@ def session_cookie(server: Served) -> str:
     client = Client()
     client.force_login(server.rig.user)
     connections.close_all()
-    return f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+    return settings.SESSION_COOKIE_NAME, client.cookies[settings.SESSION_COOKIE_NAME].value
 
 
-async def measure(server: Served, cookie: str, options: argparse.Namespace) -> dict[str, Any]:
+@asynccontextmanager
+async def browser_page(server: Served, name: str, value: str) -> AsyncIterator[Any]:
+    """The run's page in Chromium, once its link is live."""
+    from playwright.async_api import async_playwright
+
+    from tests.e2e.web_rig import chromium
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        context = await browser.new_context(viewport={"width": 1440, "height": 900})
+        await context.add_cookies([{"name": name, "value": value, "url": server.url}])
+        page = await context.new_page()
+        await page.goto(f"{server.url}/runs/{server.rig.run.public_id}/")
+        await page.locator("#live-mark[data-link=live]").wait_for()
+        await page.evaluate(WATCH)
+        yield page
+        await browser.close()
+
+
+async def measure(server: Served, name: str, value: str, options: argparse.Namespace) -> dict[str, Any]:
     from websockets.asyncio.client import connect
 
-    delays: list[list[float]] = [[] for _ in range(options.viewers - options.deaf)]
+    delays: list[list[float]] = [[] for _ in range(options.viewers - options.deaf - 1)]
     missed = [0] * len(delays)
     address = f"ws://127.0.0.1:{server.port}/ws/runs/{server.rig.run.public_id}/"
-    headers = {"Cookie": cookie}
+    headers = {"Cookie": f"{name}={value}"}
 
     async def read(place: int, socket: Any) -> None:
         expected = 0
@@ -74,9 +111,9 @@ async def measure(server: Served, cookie: str, options: argparse.Namespace) -> d
                 if event["kind"] == "metrics":
                     delays[place].append(now - event["t"])
 
-    async with asyncio.TaskGroup() as tasks:
+    async with browser_page(server, name, value) as page, asyncio.TaskGroup() as tasks:
         origin = f"http://127.0.0.1:{server.port}"
-        sockets = [await connect(address, origin=origin, additional_headers=headers, max_queue=1) for _ in range(options.viewers)]
+        sockets = [await connect(address, origin=origin, additional_headers=headers, max_queue=1) for _ in range(options.viewers - 1)]
         readers = [tasks.create_task(read(place, socket)) for place, socket in enumerate(sockets[options.deaf :])]
         sent = await asyncio.to_thread(drive, server, options)
         await asyncio.sleep(2.0)
@@ -84,25 +121,42 @@ async def measure(server: Served, cookie: str, options: argparse.Namespace) -> d
             reader.cancel()
         for socket in sockets:
             socket.transport.abort()
-    every = sorted(delay for mine in delays for delay in mine)
+        drawn, painted = page_delays(await page.evaluate("window.seen"), sent)
     return {
         "viewers": options.viewers,
         "never_reading": options.deaf,
         "events_per_s": options.rate,
-        "events_sent": sent,
+        "events_sent": len(sent),
         "events_seen_by_each": [min(map(len, delays)), max(map(len, delays))],
+        "events_on_the_page": len(drawn),
         "gaps": sum(missed),
-        "emit_to_socket_ms": {
-            "p50": round(1000 * statistics.median(every), 1),
-            "p95": round(1000 * every[int(0.95 * len(every))], 1),
-            "p99": round(1000 * every[int(0.99 * len(every))], 1),
-            "max": round(1000 * every[-1], 1),
-        },
+        "emit_to_page_ms": spread(drawn),
+        "emit_to_painted_ms": spread(painted),
+        "emit_to_socket_ms": spread([delay for mine in delays for delay in mine]),
     }
 
 
-def drive(server: Served, options: argparse.Namespace) -> int:
-    """What a run's driver does: numbered, synced to the spool, shipped by a thread that waits for the disk."""
+def page_delays(seen: list[tuple[int, float, float | None]], sent: list[float]) -> tuple[list[float], list[float]]:
+    """Seconds from each emit until the page held its figure or a later one, and until that was painted. What never came has none."""
+    drawn, painted, row = [], [], 0
+    for place, began in enumerate(sent):
+        while row < len(seen) and seen[row][0] < FIRST + place:
+            row += 1
+        if row < len(seen):
+            drawn.append(seen[row][1] / 1000 - began)
+            painted.append((seen[row][2] or float("inf")) / 1000 - began)
+    return drawn, painted
+
+
+def spread(delays: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    every = sorted(delays)
+    shares = {"p50": statistics.median(every), "p95": every[int(0.95 * len(every))], "p99": every[int(0.99 * len(every))], "max": every[-1]}
+    return {name: round(1000 * value, 1) for name, value in shares.items()}
+
+
+def drive(server: Served, options: argparse.Namespace) -> list[float]:
+    """What a run's driver does: numbered, synced to the spool, shipped by a thread that waits for the disk. Returns when each was sent."""
     from workers.emit import Emitter
     from workers.ship import AttemptFile, Shipper
 
@@ -115,12 +169,14 @@ def drive(server: Served, options: argparse.Namespace) -> int:
         shipper.start()
         emitter.emit("started", {})
         time.sleep(1.0)
-        sent, began, pause = 0, time.monotonic(), threading.Event()
+        sent: list[float] = []
+        began, pause = time.monotonic(), threading.Event()
         while time.monotonic() - began < options.seconds:
-            emitter.step = sent
-            emitter.metrics({f"reward/mean_{place}": sent / 7 for place in range(20)})
-            sent += 1
-            pause.wait(max(0.0, began + sent / options.rate - time.monotonic()))
+            emitter.step = len(sent)
+            values = {"loss/grad_norm": float(FIRST + len(sent))} | {f"reward/mean_{place}": len(sent) / 7 for place in range(20)}
+            sent.append(time.time())
+            emitter.metrics(values)
+            pause.wait(max(0.0, began + len(sent) / options.rate - time.monotonic()))
         emitter.close()
         shipper.stop()
     return sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,6 @@ def server(folder: Path, *, durable: bool = False) -> Iterator[str]:
             try:
                 yield f"postgresql://postgres@/postgres?host={name}"
             finally:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # it ends without waiting for whoever keeps a connection
                 process.stderr.read()
                 process.wait(timeout=30)

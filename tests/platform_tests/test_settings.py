@@ -95,9 +95,19 @@ def test_deploy_check_is_clean(tmp_path: Path) -> None:
         ("sqlite:////var/lib/h.sqlite3", {"ENGINE": "headrace.sqlite", "NAME": "/var/lib/h.sqlite3"}),
         (
             "postgres://u%40x:p%2Fw@db.example.org:5433/head?sslmode=require",
-            {"NAME": "head", "USER": "u@x", "PASSWORD": "p/w", "HOST": "db.example.org", "PORT": "5433", "OPTIONS": {"sslmode": "require"}},
+            {
+                "NAME": "head",
+                "USER": "u@x",
+                "PASSWORD": "p/w",
+                "HOST": "db.example.org",
+                "PORT": "5433",
+                "OPTIONS": {"sslmode": "require", "pool": environment.POOL},
+            },
         ),
-        ("postgresql:///head?host=/run/postgresql", {"NAME": "head", "HOST": "", "OPTIONS": {"host": "/run/postgresql"}}),
+        (
+            "postgresql:///head?host=/run/postgresql",
+            {"NAME": "head", "HOST": "", "OPTIONS": {"host": "/run/postgresql", "pool": environment.POOL}},
+        ),
     ],
 )
 def test_database_urls(url: str, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

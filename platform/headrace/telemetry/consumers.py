@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from headrace.telemetry.selectors import current_attempt, run_state
 log = logging.getLogger(__name__)
 
 QUEUE_FRAMES = 64
-COALESCE_S = 0.075
+COALESCE_S = 0.05
 RECHECK_S = 4.0
 JOIN_TIMEOUT_S = 2.0
 
@@ -154,9 +155,10 @@ class RunConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels has
     async def _look_loop(self) -> None:
         """Every RECHECK_S: may this user still see the run, and has anything been missed? Heals a lost message by itself."""
         with contextlib.suppress(asyncio.CancelledError):
-            before = self.told
+            before, wait = self.told, RECHECK_S * random.uniform(0.25, 1)  # pages that came together do not all ask at once
             while True:
-                await asyncio.sleep(RECHECK_S)
+                await asyncio.sleep(wait)
+                wait = RECHECK_S
                 now = await self._standing()
                 if now is None:
                     await self.close(REVOKED)

@@ -39,7 +39,9 @@ const attempts = new Attempts(get, view, () => {
   tellPanels(["attempt"]);
 });
 
-const drawHeadSoon = throttled(() => drawHead(view), 250);
+// What is read at a glance follows the run frame by frame; what is heavy to draw, a few times a second.
+const drawHeadSoon = throttled(() => drawHead(view), 100);
+const drawFlowSoon = throttled(() => activeTab() === "overview" && flow.update(), 0);
 const drawChartsSoon = throttled(() => {
   charts.draw();
   pins.cards.draw();
@@ -58,7 +60,7 @@ const COUNTED = ["state", "evaluation", "load"];
 const any = (touched, kinds) => kinds.some((kind) => touched.has(kind));
 const whole = new Set(["load"]);
 function overview(touched) {
-  if (any(touched, FLOWING)) flow.update();
+  if (any(touched, FLOWING)) drawFlowSoon();
   if (any(touched, CHARTED)) drawChartsSoon();
   if (any(touched, ["sync", "load"])) drawSyncs(view.syncs);
   if (!any(touched, COUNTED)) return;
@@ -108,6 +110,7 @@ function onEvents(events) {
   }
   if (!touched.size || inPast(view)) return;
   drawHeadSoon();
+  if (any(touched, FLOWING)) drawFlowSoon();
   tellPanels(touched);
 }
 
