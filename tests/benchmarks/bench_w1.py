@@ -1,10 +1,12 @@
 """The reference job W1 on Headrace and, with `--trl`, on TRL, one after the other on the same cores. See trl_w1.py for the job.
 
-    python -m tests.benchmarks.bench_w1 [--trl PYTHON] [--trl-steps 4] [--steps 60] [--seeds 7 8 9] [--out FOLDER]
+    python -m tests.benchmarks.bench_w1 [--trl PYTHON] [--trl-steps 4] [--steps 60] [--in-turn 6] [--seeds 7 8 9] [--out FOLDER]
                                         [--set PATH=VALUE ...]
 
 PYTHON has TRL 1.16 (`pip install 'headrace[engine,bench]'`); each side has both cores, Headrace one for each pool. samples/s leaves
 start-up and the first step out; `to 0.8` counts from the start of training, at the first step whose five-step mean reward is 0.8.
+overlap: samples/s over those of the slower pool while the other one rests, which a run of `--in-turn` steps tells, where each pool waits
+for the other's whole batch; 1 is a trainer that never waits, 0.5 is what taking turns would give two pools of one speed.
 both busy: share of the time from the first to the last training in which an engine generated while the trainer trained;
 hidden: share of the less busy pool's work that was done while the other worked too, 1 where nothing ever waited in turn.
 """
@@ -31,6 +33,7 @@ from workers.spool import read_spool
 SAMPLES = 64  # a step
 # W1 has neither evaluations nor checkpoints; the rest of it is the demo's preset.
 W1 = ("evaluation.every_steps=0", "evaluation.at_start=false", "checkpoint.every_steps=0", "orchestration.kind=asyncio")
+IN_TURN = ("staleness.max_lag=0", 'staleness.depth_bound={"value": 1, "unit": "batches"}')
 Stretch = tuple[float, float]
 
 
@@ -56,21 +59,29 @@ def headrace(out: Path, steps: int, seed: int, sets: list[str]) -> dict[str, Any
         "tokens_a_sample": summary["tokens_trained"] / summary["samples_trained"],
         "peak_mb": peaks,
         "lag_mean": summary["lag"]["mean"],
-        **overlap(train, generate),
+        "train_rate": alone(train, started + ends[0], len(ends)),
+        "generate_rate": alone(generate, started + ends[0], len(ends)),
+        **busy(train, generate),
     }
 
 
-def overlap(train: list[Stretch], generate: list[Stretch]) -> dict[str, float]:
+def alone(pool: list[Stretch], first: float, steps: int) -> float:
+    """Samples a second of the time in which this pool worked, the first step left out, which ended at `first`."""
+    seconds = sum(ended - began for began, ended in pool if began >= first)
+    return SAMPLES * (steps - 1) / seconds if seconds else 0.0
+
+
+def busy(train: list[Stretch], generate: list[Stretch]) -> dict[str, float]:
     """both_busy and hidden, see above, between the beginning of the first and the end of the last of `train`."""
     first, last = train[0][0], train[-1][1]
     generate = [(max(first, began), min(last, ended)) for began, ended in generate if ended > first and began < last]
     together = sum(max(0.0, min(ended, stop) - max(began, start)) for began, ended in train for start, stop in generate)
-    busy = [sum(ended - began for began, ended in pool) for pool in (train, generate)]
+    worked = [sum(ended - began for began, ended in pool) for pool in (train, generate)]
     return {
         "both_busy": together / (last - first),
-        "hidden": together / min(busy) if min(busy) else 0.0,
-        "train_busy": busy[0] / (last - first),
-        "generate_busy": busy[1] / (last - first),
+        "hidden": together / min(worked) if min(worked) else 0.0,
+        "train_busy": worked[0] / (last - first),
+        "generate_busy": worked[1] / (last - first),
     }
 
 
@@ -102,20 +113,57 @@ def cells(run: dict[str, Any]) -> list[str]:
         f"{run['tokens_a_sample']:.1f}",
         f"step {step}, {run['ends'][step - 1]:.0f} s" if step else "not reached",
         f"{statistics.fmean(run['rewards'][-5:]):.2f}",
+        f"{run['overlap']:.2f}" if "overlap" in run else "",
         f"{run['both_busy']:.2f} / {run['hidden']:.2f}" if "both_busy" in run else "",
         ", ".join(f"{name} {peak}" for name, peak in run["peak_mb"].items()),
     ]
 
 
-COLUMNS = ["W1 on", "seed", "steps", "samples/s", "median step", "tokens a sample", "to 0.8", "last 5", "both busy / hidden", "peak MB"]
+COLUMNS = [
+    "W1 on",
+    "seed",
+    "steps",
+    "samples/s",
+    "median step",
+    "tokens a sample",
+    "to 0.8",
+    "last 5",
+    "overlap",
+    "both busy / hidden",
+    "peak MB",
+]
 
 
 def runs(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """The two take turns, seed by seed."""
+    slower = None
+    if given.in_turn > 1:
+        turns = headrace(folder / "in-turn", given.in_turn, given.seeds[0], [*given.sets, *IN_TURN])
+        slower = min(turns["train_rate"], turns["generate_rate"])
+        yield {**turns, "name": "Headrace, pools in turn", "overlap": rate(turns) / slower}
     for seed in given.seeds:
-        yield headrace(folder / f"seed-{seed}", given.steps, seed, given.sets)
+        run = headrace(folder / f"seed-{seed}", given.steps, seed, given.sets)
+        yield {**run, "overlap": rate(run) / slower} if slower else run
         if given.trl:
             yield trl(given.trl, given.trl_steps, seed)
+
+
+def verdict(done: list[dict[str, Any]]) -> Iterator[str]:
+    """What the two sides' runs say beside each other."""
+    turns, ours, theirs = ([run for run in done if run["name"].startswith(name)] for name in ("Headrace, pools in turn", "Headrace", "TRL"))
+    ours = [run for run in ours if run not in turns]
+    for run in turns:
+        yield f"one pool at a time: trainer {run['train_rate']:.1f} samples/s, engine {run['generate_rate']:.1f}"
+    if not theirs:
+        yield "TRL was not run: name a Python that has it with --trl"
+        return
+    yield f"samples/s, Headrace over TRL: {statistics.fmean(map(rate, ours)) / statistics.fmean(map(rate, theirs)):.1f}x"
+    for run in theirs:
+        mine = next(one for one in ours if one["seed"] == run["seed"])
+        both = [one["ends"][step - 1] for one in (mine, run) if (step := first_at(one["rewards"], 0.8))]
+        if len(both) == 2:
+            ratio = both[0] / both[1]
+            yield f"seed {run['seed']}, seconds to a five-step mean of 0.8: {both[0]:.0f} beside {both[1]:.0f}, {ratio:.2f} of it"
 
 
 def main() -> None:
@@ -123,6 +171,7 @@ def main() -> None:
     options.add_argument("--trl", help="a Python that has TRL")
     options.add_argument("--trl-steps", type=int, default=4)
     options.add_argument("--steps", type=int, default=60)
+    options.add_argument("--in-turn", type=int, default=6, help="steps of the run that tells each pool's own speed; 0: none")
     options.add_argument("--seeds", type=int, nargs="+", default=[7])
     options.add_argument("--set", dest="sets", action="append", default=[])
     options.add_argument("--out", type=Path, help="keeps the runs and runs.json here")
@@ -134,12 +183,9 @@ def main() -> None:
         for run in runs(given, folder):
             done.append(run)
             (folder / "runs.json").write_text(json.dumps(done, indent=1))
-    print(f"{circumstances()}\n\n{table(COLUMNS, [cells(run) for run in done])}")
-    ours, theirs = ([rate(run) for run in done if (run["name"] == "Headrace") is mine] for mine in (True, False))
-    if theirs:
-        print(f"\nsamples/s, Headrace over TRL: {statistics.fmean(ours) / statistics.fmean(theirs):.1f}x")
-    else:
-        print("\nTRL was not run: name a Python that has it with --trl")
+            print(f"{run['name']}, seed {run['seed']}: {len(run['rewards'])} steps, {rate(run):.2f} samples/s", file=sys.stderr, flush=True)
+    print(f"{circumstances()}\n\n{table(COLUMNS, [cells(run) for run in done])}\n")
+    print("\n".join(verdict(done)))
     for run in done:
         print(f"{run['name']} seed {run['seed']} reward by step:", " ".join(f"{reward:.2f}" for reward in run["rewards"]))
 

@@ -29,7 +29,6 @@ from workers.rollout.torch.kernels import PlainKernels
 from workers.rollout.torch.linear import Linear
 from workers.rollout.torch.model import Model
 from workers.rollout.torch.native import NativeKernels, kernels_for
-from workers.rollout.torch.room import Room
 from workers.rollout.torch.scheduler import Sequence
 from workers.rollout.torch.shape import read_shape
 from workers.rollout.torch.weights import load_weights
@@ -87,7 +86,7 @@ def main() -> None:
         model = Model(shape, load_weights(folder, shape, torch.bfloat16), torch.bfloat16, kernels_for(shape, torch.bfloat16))
         decoder = decoders.Decoder(model, "profile", isolated=False, parks=False)
         if not arguments.no_adapter:
-            decoder.adapter = adapters.build_adapter(adapter(shape), shape, 2.0, 1, torch.bfloat16, Room())
+            decoder.adapter = adapters.build_adapter(adapter(shape), shape, 2.0, 1, torch.bfloat16)
         for number in range(2):
             prompts, _ = wave(number, arguments.slots, arguments.new, shape.vocab)
             running = [

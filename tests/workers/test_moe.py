@@ -28,7 +28,6 @@ from workers.rollout.torch.cache import SlotCache
 from workers.rollout.torch.kernels import PlainKernels
 from workers.rollout.torch.model import Model
 from workers.rollout.torch.native import kernels_for
-from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import read_shape
 from workers.rollout.torch.weights import load_weights
 
@@ -156,7 +155,7 @@ def test_adapters_are_on_attention_alone_unless_experts_are_asked_for(folder: Pa
 def test_engine_and_trainer_apply_the_same_adapters(folder: Path, experts: bool) -> None:
     adapters = adapted(folder, LORA.model_copy(update={"moe_experts": experts}))
     model = engine(folder)
-    adapter = build_adapter(dict(adapters.payload()), model.shape, LORA.alpha / LORA.rank, 1, torch.float32, Room())
+    adapter = build_adapter(dict(adapters.payload()), model.shape, LORA.alpha / LORA.rank, 1, torch.float32)
     assert float(gap(model, adapter, adapters.model).abs().max()) < 1e-4
     with adapters.reference():
         assert float(gap(model, no_adapter(model.shape), adapters.model).abs().max()) < 1e-4
@@ -211,10 +210,10 @@ def test_an_adapter_that_does_not_fit_is_refused(folder: Path) -> None:
     stem = "base_model.model.model.layers.0.mlp."
     for name in (f"{stem}up_proj.lora_A.weight", f"{stem}gate.lora_A.weight"):
         with pytest.raises(EngineError, match="no place"):
-            build_adapter({name: torch.zeros(3, 32)}, shape, 1.0, 1, torch.float32, Room())
+            build_adapter({name: torch.zeros(3, 32)}, shape, 1.0, 1, torch.float32)
     halves = {f"{stem}experts.lora_A.weight": torch.zeros(6, 16), f"{stem}experts.lora_B.weight": torch.zeros(32, 6)}
     with pytest.raises(EngineError, match="does not fit"):
-        build_adapter(halves, shape, 1.0, 1, torch.float32, Room())
+        build_adapter(halves, shape, 1.0, 1, torch.float32)
 
 
 def test_merged_experts_are_those_that_peft_merges(folder: Path) -> None:

@@ -19,6 +19,8 @@ import httpx
 import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.workers.transport_rig import (
@@ -51,7 +53,7 @@ def test_an_attempt_that_wakes_leaves_the_next_ones_weights(tmp_path: Path, monk
     sender = transport("shared_memory", "trainer", tmp_path)
     manifest = sender.send(payload(), 1, "adapter", [ENGINE])
     try:
-        assert manifest.handle["segment"].startswith("hr-transporttes-second-")
+        assert manifest.handle["segment"].startswith(f"hr-{RUN[:12]}-second-")
         monkeypatch.setenv("HEADRACE_ATTEMPT", "first")
         assert sweep(RUN) == [] and place(manifest).exists()
         with pytest.raises(EngineError, match="another run or attempt"):
@@ -66,7 +68,7 @@ def test_shared_memory_names_belong_to_their_run(tmp_path: Path, monkeypatch: py
     sender = transport("shared_memory", "trainer", tmp_path)
     manifest = sender.send(payload(), 1, "adapter", [ENGINE])
     try:
-        assert manifest.handle["segment"].startswith("hr-transporttes-0-") and os.stat(place(manifest)).st_mode & 0o077 == 0
+        assert manifest.handle["segment"].startswith(f"hr-{RUN[:12]}-0-") and os.stat(place(manifest)).st_mode & 0o077 == 0
         stranger = type(sender)(Link("someoneelse0", tmp_path, ENGINE, Transport(kind="shared_memory")))
         with pytest.raises(EngineError, match="another run"):
             stranger.receive(manifest)
@@ -348,6 +350,46 @@ def test_what_is_kept_mapped_shows_every_publish(tmp_path: Path, monkeypatch: py
             sent = sender.send({**payload(version), "b.long": torch.randn(size, generator=random)}, version, "full", [ENGINE])
             assert digest_of(receiver.receive(sent)) == sent.digest
             assert len(receiver._views._views) <= 2 and len([*SEGMENTS.glob(f"{segment_prefix(RUN)}*")]) <= 2
+    finally:
+        sender.close()
+
+
+LAYOUTS: list[dict[str, tuple[list[int], torch.dtype]]] = [
+    {"a": ([16, 24], torch.bfloat16), "b": ([24, 16], torch.bfloat16)},
+    {"a": ([24, 16], torch.bfloat16), "b": ([24, 16], torch.bfloat16)},
+    {"a": ([16, 24], torch.float16), "b": ([24, 16], torch.bfloat16)},
+    {"a": ([16, 24], torch.bfloat16), "c": ([24, 16], torch.bfloat16)},
+    {"a": ([16, 24], torch.bfloat16)},
+    {"a": ([3], torch.uint8), "b": ([24, 16], torch.float32)},  # b would begin at an odd byte
+    {"a": ([0, 3], torch.float32), "b": ([5], torch.float32)},
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, len(LAYOUTS) - 1), st.booleans(), st.booleans()), min_size=4, max_size=12))
+def test_layouts_that_come_again_and_others(tmp_path: Path, publishes: list[tuple[int, bool, bool]]) -> None:
+    """A payload of the layout that stood in its segment before takes a short way on both sides: what arrives is what was sent, also
+    where a tensor is a view, and a flipped byte is found."""
+    sender, receiver = (transport("shared_memory", name, tmp_path) for name in ("trainer", ENGINE))
+    random = torch.Generator().manual_seed(len(publishes))
+    try:
+        for version, (number, turned, flip) in enumerate(publishes, 1):
+            tensors = {}
+            for name, (shape, dtype) in LAYOUTS[number].items():
+                made = torch.randint(0, 99, shape[::-1] if turned else shape, generator=random).to(dtype)
+                tensors[name] = made.t() if turned and len(shape) == 2 else made
+            sent = sender.send(tensors, version, "full", [ENGINE])
+            assert sent.digest == digest_of(tensors)
+            if flip:
+                with place(sent).open("r+b") as file:
+                    file.seek(sent.bytes - 1)
+                    last = file.read(1)[0]
+                    file.seek(sent.bytes - 1)
+                    file.write(bytes([last ^ 1]))
+                with pytest.raises(DigestMismatch):
+                    receiver.receive(sent)
+                continue
+            assert digest_of(receiver.receive(sent)) == sent.digest
     finally:
         sender.close()
 

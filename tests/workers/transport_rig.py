@@ -23,7 +23,7 @@ from workers.axes.transport.shared_memory import SEGMENTS
 from workers.contract import config
 from workers.records import Manifest, to_wire
 
-RUN = "transporttest00"
+RUN = "transport" + os.environ.get("PYTEST_XDIST_WORKER", "one")  # a segment is named by the first twelve letters
 ENGINE = "generator/0"
 BROADCASTS = ("collective", "collective_bucketed")
 ROOT = Path(__file__).parents[2]

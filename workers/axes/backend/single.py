@@ -26,7 +26,7 @@ from workers.axes.backend.routing import check_replay, choices, recalled, record
 from workers.axes.backend.spread import Alone, Spread
 from workers.axes.backend.tally import Tally, by_item
 from workers.axes.backend.threads import share
-from workers.axes.lora.base import Adapters, child_generator
+from workers.axes.lora.base import Adapters, as_it_is, child_generator
 from workers.axes.payload.base import Payload
 from workers.axes.transport.base import Transport
 from workers.contract.config import RunConfig
@@ -100,7 +100,7 @@ class SingleProcessTrainer:
     def publish(self, version: int, receivers: list[str]) -> Manifest:
         """What learns, in the model's type, packed as the config's payload says."""
         spread = self._spread
-        weights = self._adapters.payload(lambda name, piece: spread.whole("part", name, piece))
+        weights = self._adapters.payload((lambda name, piece: spread.whole("part", name, piece)) if spread.cuts else as_it_is)
         packed = self._payload.pack(weights, version, receivers)
         manifest = self._transport.send(packed.tensors, version, packed.kind, receivers)
         return replace(manifest, base=packed.base, note={**packed.note, **self._adapters.note()})

@@ -12,6 +12,8 @@ from torch import Tensor
 class Spread(Protocol):
     """Made by a backend once its model lies where it belongs. Names are those of `Adapters.masters`; a master is this rank's piece."""
 
+    cuts: bool  # whether a rank may have less than the whole of a tensor
+
     def mine(self, name: str) -> bool:
         """Whether this rank's optimizer steps the tensor, wholly or in part."""
         ...
@@ -39,6 +41,8 @@ class Spread(Protocol):
 
 class Alone:
     """One process: every piece is the whole."""
+
+    cuts = False
 
     def mine(self, name: str) -> bool:
         return True

@@ -101,6 +101,7 @@ class Together(Alone):
         self._leader = leader
         self._masters = masters
         self._splits = splits
+        self.cuts = bool(splits)
         self._owners = owners
         self._held: dict[str, Callable[[], Mapping[str, Tensor]]] = {"part": parts, "master": lambda: masters}
         self._bucket_bytes = bucket_bytes

@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
-from workers.axes.lora.base import Lazily, Whole, as_it_is, child_generator, local
+from workers.axes.lora.base import Whole, as_it_is, child_generator, gathered
 from workers.axes.lora.experts import apply_beside
 from workers.axes.lora.fused import fuse
 from workers.axes.lora.masters import Masters, named
@@ -51,7 +51,7 @@ class AdapterOnly(Masters):
 
     def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
         """The copies: `base_model.model.<module>.lora_A.weight` (rank, in), `.lora_B.weight` (out, rank)."""
-        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name]).detach()))
+        return gathered(self.working, whole)
 
     def note(self) -> dict[str, float]:
         """An adapter says nothing of itself: what travels is what learned."""

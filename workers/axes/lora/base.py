@@ -92,6 +92,15 @@ class Lazily(Mapping[str, Tensor]):
         return len(self._names)
 
 
+def gathered(working: Mapping[str, Tensor], whole: Whole) -> Mapping[str, Tensor]:
+    """What learns, detached: a dictionary where this process has all of it, else each when it is read."""
+
+    def read(name: str) -> Tensor:
+        return whole(name, local(working[name]).detach())
+
+    return {name: read(name) for name in sorted(working)} if whole is as_it_is else Lazily(list(working), read)
+
+
 def local(tensor: Tensor) -> Tensor:
     """The memory behind a parameter: of a distributed tensor this rank's piece, else itself."""
     with torch.no_grad():

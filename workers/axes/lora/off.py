@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers import models
-from workers.axes.lora.base import Lazily, Whole, as_it_is, local
+from workers.axes.lora.base import Whole, as_it_is, gathered
 from workers.axes.lora.masters import Masters, named
 from workers.contract.config import Lora
 
@@ -35,7 +35,7 @@ class WholeModel(Masters):
 
     def payload(self, whole: Whole = as_it_is) -> Mapping[str, Tensor]:
         """Every weight, in the model's type."""
-        return Lazily(list(self.working), lambda name: whole(name, local(self.working[name]).detach()))
+        return gathered(self.working, whole)
 
     def note(self) -> dict[str, float]:
         """Nothing: what travels is what learned."""

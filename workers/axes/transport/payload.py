@@ -68,6 +68,16 @@ class Contents:
     def bytes(self) -> int:
         return sum(spec.bytes for spec in self.specs)
 
+    def again(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these tensors, which are all in memory, are laid out in the same way."""
+        return len(tensors) == len(self.specs) and all(
+            (tensor := tensors.get(spec.name)) is not None
+            and tensor.dtype == spec.dtype
+            and tensor.shape == spec.shape
+            and tensor.device.type == "cpu"
+            for spec in self.specs
+        )
+
 
 def in_order(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """The names in the order of a payload. Raises EngineError where there are none."""
@@ -161,7 +171,7 @@ def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
 
     taken: list[Leaf] = []
     with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
-        for parts in _stretches(tensor_bytes(tensors[spec.name]) for spec in specs):
+        for parts in stretches(tensor_bytes(tensors[spec.name]) for spec in specs):
             taken.append(pool.submit(take, offset, parts))
             offset += RUN
     check(joined(heads(specs), taken), manifest)
@@ -173,7 +183,7 @@ def heads(specs: Iterable[Spec]) -> list[bytes]:
     return [head(spec.name, spec.dtype, spec.shape) for spec in specs]
 
 
-def _stretches(tensors: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+def stretches(tensors: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """What the threads take, one after another: as many parts of tensors as make up a run; the last one is what is left."""
     parts: list[memoryview] = []
     missing = RUN

@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,21 @@ from workers.records import Manifest
 AHEAD = 16 * RUN  # bytes from which other threads hash: taking turns with Python costs more than to hash a small payload
 
 
+@dataclass(frozen=True)
+class Laid:
+    """How a small payload lies in a segment or a view of one: what the next of the same layout need not be asked again."""
+
+    header: bytes
+    contents: layout.Contents
+    heads: list[bytes]
+    places: dict[str, torch.Tensor]  # tensors in the segment's own memory
+    start: int  # of the tensors' bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.contents.bytes
+
+
 class Segment:
     """The writer's. It may grow and never becomes shorter: a reader that comes too late would die of memory that is gone."""
 
@@ -32,6 +48,7 @@ class Segment:
         self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
         self.memory: npt.NDArray[np.uint8] = np.empty(0, np.uint8)  # what is mapped of it
         self.used = 0  # bytes of the last payload
+        self.last: Laid | None = None
 
     @property
     def reusable(self) -> bool:
@@ -54,6 +71,12 @@ class Segment:
         while len(rest):
             rest = rest[os.pwrite(self._file, rest, end - len(rest)) :]
 
+    def reserve(self, size: int) -> None:
+        """At least so many bytes, mapped. Raises OSError where there is no room: memory that is only promised would kill who writes."""
+        if os.fstat(self._file).st_size < size:
+            os.posix_fallocate(self._file, 0, size)
+        self.map()
+
     def map(self) -> None:
         """All of it."""
         size = os.fstat(self._file).st_size
@@ -62,15 +85,58 @@ class Segment:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-        self.memory = self.memory[:0].copy()
+        self.memory, self.last = self.memory[:0].copy(), None
         os.close(self._file)
 
 
 def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layout.Contents:
-    """Called by a sender. Other threads hash what is in place while the next tensors are copied, each of which is let go at once.
+    """Called by a sender. A dictionary holds its tensors already: several threads copy and hash them. Any other mapping may make each
+    when it is read, and that one is let go at once.
 
     Raises OSError where there is no room.
     """
+    if not isinstance(tensors, dict) or any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        return _write_one_by_one(tensors, segment)
+    if segment.last and segment.last.contents.again(tensors):
+        return _write_again(tensors, segment, segment.last)
+    return _write_held(tensors, segment)
+
+
+def _write_held(tensors: dict[str, torch.Tensor], segment: Segment) -> layout.Contents:
+    """Each thread takes a piece, and hashes it while it is in the processor's cache."""
+    names = layout.in_order(tensors)
+    specs, room = [layout.spec_of(name, tensors[name]) for name in names], layout.room_for(tensors)
+    segment.used = room + sum(spec.bytes for spec in specs)
+    segment.reserve(segment.used)
+    segment.put(header := layout.header_of(specs, room), 0)
+
+    def take(start: int, parts: list[memoryview]) -> bytes:
+        end = start
+        for part in parts:
+            segment.put(part, end)
+            end += len(part)
+        return leaves(segment.memory[start:end].data)
+
+    at, taken = room, []
+    with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
+        for parts in layout.stretches(tensor_bytes(tensors[name]) for name in names):
+            taken.append(pool.submit(take, at, parts))
+            at += sum(map(len, parts))
+    heads = layout.heads(specs)
+    contents = layout.Contents(specs, joined(heads, taken), on_gpu=False)
+    places = _places(segment.memory, specs, room) if contents.bytes <= AHEAD else {}
+    segment.last = Laid(header, contents, heads, places, room) if places else None
+    return contents
+
+
+def _write_again(tensors: Mapping[str, torch.Tensor], segment: Segment, last: Laid) -> layout.Contents:
+    torch._foreach_copy_(list(last.places.values()), [tensors[name].detach() for name in last.places])
+    digest = joined(last.heads, [_leaves(segment.memory[last.start : segment.used].data)])
+    return replace(last.contents, digest=digest, on_gpu=False)
+
+
+def _write_one_by_one(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layout.Contents:
+    """Other threads hash what is in place while the next tensors are copied."""
     room = layout.room_for(tensors)
     specs, on_gpu = [], False
     hashed: list[Future[bytes]] = []
@@ -91,8 +157,19 @@ def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layo
         segment.put(layout.header_of(specs, room), 0)
         segment.map()
         last = _leaves(segment.memory[done:end].data)
-        segment.used = end
+        segment.used, segment.last = end, None
         return layout.Contents(specs, joined(layout.heads(specs), [*hashed, last]), on_gpu)
+
+
+def _places(memory: npt.NDArray[np.uint8], specs: list[layout.Spec], start: int) -> dict[str, torch.Tensor]:
+    """Tensors that lie in the memory, side by side; none where one of them would not lie at a multiple of its width."""
+    found: dict[str, torch.Tensor] = {}
+    for spec in specs:
+        if start % spec.dtype.itemsize or not spec.bytes:
+            return {}
+        found[spec.name] = torch.from_numpy(memory[start : start + spec.bytes]).view(spec.dtype).view(spec.shape)
+        start += spec.bytes
+    return found
 
 
 def _leaves(data: memoryview) -> bytes:
@@ -108,6 +185,7 @@ class View:
 
     def __init__(self, file: int) -> None:
         self._bytes = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+        self._last: Laid | None = None
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -115,6 +193,9 @@ class View:
     def tensors(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """Tensors that lie in the segment, those apart whose type does not fit the place. Raises DigestMismatch."""
         unread = memoryview(self._bytes)[: manifest.bytes]
+        if (last := self._last) and last.end == manifest.bytes and unread[: len(last.header)] == last.header:
+            layout.check(joined(last.heads, [_leaves(unread[last.start :])]), manifest)
+            return last.places
 
         def read(view: memoryview) -> int:
             nonlocal unread
@@ -124,11 +205,17 @@ class View:
             return count
 
         specs = layout.header(read, manifest)
-        layout.check(joined(layout.heads(specs), [_leaves(unread)]), manifest)
-        found, start = {}, manifest.bytes - len(unread)
+        heads, start = layout.heads(specs), manifest.bytes - len(unread)
+        digest = joined(heads, [_leaves(unread)])
+        layout.check(digest, manifest)
+        found, at, whole = {}, start, len(unread) <= AHEAD
         for spec in specs:
-            found[spec.name] = self._tensor(spec, start)
-            start += spec.bytes
+            found[spec.name] = self._tensor(spec, at)
+            whole = whole and at % spec.dtype.itemsize == 0
+            at += spec.bytes
+        if whole:
+            header = bytes(memoryview(self._bytes)[:start])
+            self._last = Laid(header, layout.Contents(specs, digest, False), heads, found, start)
         return found
 
     def _tensor(self, spec: layout.Spec, start: int) -> torch.Tensor:

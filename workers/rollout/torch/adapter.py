@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 from workers.contract.errors import EngineError
-from workers.rollout.torch.native import tile_kernels
+from workers.rollout.torch.native import NativeKernels, tile_kernels
 from workers.rollout.torch.room import Room
 from workers.rollout.torch.shape import Shape
-from workers.rollout.torch.tiled import TiledPair, filled
+from workers.rollout.torch.tiled import Tiled, TiledPair, filled
 
 _NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z]+)_proj\.lora_([AB])\.weight")
 # PEFT wraps the stacked tensors of a sparse layer one inside the other: down_proj outside, gate_up_proj inside.
@@ -41,6 +41,33 @@ class Pair:
         out.addmm_(rows @ self.a, self.b)
 
 
+@dataclass(slots=True)
+class Recipe:
+    """Where the tensors of a payload go in a room. The next payload of the same tensors is put there without looking for places: names
+    and shapes of 420 tensors, as a model of 30 layers has, cost more than their bytes."""
+
+    tensors: dict[str, tuple[torch.Size, torch.dtype]]
+    layers: list[dict[str, Pair]]
+    lowering: dict[str, torch.Tensor] = field(default_factory=dict)  # the place of each A, by name
+    raising: dict[str, torch.Tensor] = field(default_factory=dict)  # and of each B
+    turned: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # what is copied from there, and where to
+    tiled: list[tuple[NativeKernels, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # and what is laid out in tiles
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the payload has the tensors for which this was made."""
+        return self.tensors == _kinds(tensors)
+
+    def fill(self, tensors: Mapping[str, torch.Tensor], scaling: float) -> None:
+        torch._foreach_copy_(list(self.lowering.values()), [tensors[name] for name in self.lowering])
+        for name, place in self.raising.items():
+            half = tensors[name]
+            torch.mul(half if half.dtype == place.dtype else half.float(), scaling, out=place)
+        for source, place in self.turned:
+            place.copy_(source)
+        for kernels, halves, tiles in self.tiled:
+            kernels.pack(halves, tiles)
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One policy version's adapters, by layer and fused linear. Empty at version 0: lora_B is zero there."""
@@ -48,6 +75,7 @@ class Adapter:
     version: int
     layers: list[dict[str, Pair]]
     room: Room = field(default_factory=Room)  # holds all of them but those of experts
+    recipe: Recipe | None = None  # none where there are experts
 
 
 def no_adapter(shape: Shape, version: int = 0) -> Adapter:
@@ -56,45 +84,59 @@ def no_adapter(shape: Shape, version: int = 0) -> Adapter:
 
 
 def build_adapter(
-    tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, version: int, dtype: torch.dtype, room: Room
+    tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, version: int, dtype: torch.dtype, spare: Adapter | None = None
 ) -> Adapter:
-    """Called beside the decode loop when a payload has arrived. What is made lies in `room`, over what stood there.
+    """Called beside the decode loop when a payload has arrived. What is made lies where `spare` does, which nothing computes with.
 
     Raises EngineError on a name or shape that does not fit.
     """
+    if spare and spare.recipe and spare.recipe.fits(tensors):
+        room, recipe, experts = spare.room, spare.recipe, False
+    else:
+        room = spare.room if spare else Room()
+        recipe, experts = _recipe(tensors, shape, scaling, dtype, room)
+    if recipe.raising:
+        recipe.fill(tensors, scaling)
+    return Adapter(version, recipe.layers, room, None if experts else recipe)
+
+
+def _recipe(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, dtype: torch.dtype, room: Room) -> tuple[Recipe, bool]:
+    """The places of all tensors, and whether there are experts among them, whose pairs are made here and have no place in the room."""
     sizes = [_sizes(shape, layer) for layer in range(shape.layers)]
-    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
+    found: dict[tuple[int, str], dict[str, str]] = {}
+    for name in tensors:
         place = _place(name, sizes)
         if place is None:
             raise EngineError("the payload names a tensor this model has no place for", field="transport.payload", value=name)
         layer, module, half = place
-        found.setdefault((layer, module), {})[half] = tensor
-    adapter = Adapter(version, [{} for _ in sizes], room)
-    for (layer, module), pair in found.items():
+        found.setdefault((layer, module), {})[half] = name
+    recipe = Recipe(_kinds(tensors), [{} for _ in sizes])
+    for (layer, module), names in found.items():
+        pair = {half: tensors[name] for half, name in names.items()}
         inputs, outputs = sizes[layer][module]
         _check(layer, module, pair, inputs, outputs, shape.experts.count if shape.experts and module in EXPERTS else 1)
         if module in EXPERTS and shape.experts:
-            adapter.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
+            recipe.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
     for fused, modules in FUSED.items():
         alike: dict[tuple[object, ...], list[int]] = {}  # layers whose pairs have the same shapes: they are fused together
         for layer in range(shape.layers):
             given = [found.get((layer, module)) for module in modules]
             if any(given):
-                widths = [sizes[layer][module][1] for module in modules]
-                key = tuple((width, pair and pair["A"].shape) for width, pair in zip(widths, given, strict=True))
-                alike.setdefault((*key, *_types(given)), []).append(layer)
+                key = tuple(
+                    (sizes[layer][module][1], pair and tensors[pair["A"]].shape) for module, pair in zip(modules, given, strict=True)
+                )
+                alike.setdefault(key, []).append(layer)
         for layers in alike.values():
             widths = [sizes[layers[0]][module][1] for module in modules]
             pairs = [[found.get((layer, module)) for layer in layers] for module in modules]
-            fresh_pairs = _fuse(pairs, widths, scaling, dtype, room, f"{fused} of layers {layers}")
-            for layer, fresh in zip(layers, fresh_pairs, strict=True):
-                adapter.layers[layer][fused] = fresh
-    return adapter
+            made = _fuse(pairs, tensors, widths, dtype, room, f"{fused} of layers {layers}", recipe)
+            for layer, fresh in zip(layers, made, strict=True):
+                recipe.layers[layer][fused] = fresh
+    return recipe, any(module in EXPERTS for _, module in found)
 
 
-def _types(given: list[dict[str, torch.Tensor] | None]) -> list[object]:
-    return [pair[half].dtype for pair in given if pair is not None for half in ("A", "B")]
+def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _place(name: str, sizes: list[dict[str, tuple[int, int]]]) -> tuple[int, str, str] | None:
@@ -143,30 +185,39 @@ def _by_expert(pair: dict[str, torch.Tensor], experts: int, scaling: float, dtyp
 
 
 def _fuse(
-    given: list[list[dict[str, torch.Tensor] | None]], outputs: list[int], scaling: float, dtype: torch.dtype, room: Room, place: str
+    given: list[list[dict[str, str] | None]],
+    tensors: Mapping[str, torch.Tensor],
+    outputs: list[int],
+    dtype: torch.dtype,
+    room: Room,
+    place: str,
+    recipe: Recipe,
 ) -> list[Pair]:
-    """The pairs of n layers that are alike; given: by module, then by layer. Their halves are packed for all layers at once."""
+    """The pairs of n layers that are alike, still without numbers; given: the tensors' names by module, then by layer. Their halves lie
+    in one tensor for all layers, which is packed at once."""
     present = [(column, [pair for pair in layers if pair]) for column, layers in zip(_starts(outputs), given, strict=True) if layers[0]]
-    ranks = [layers[0]["A"].shape[0] for _, layers in present]
-    inputs, count = present[0][1][0]["A"].shape[1], len(given[0])
+    ranks = [tensors[layers[0]["A"]].shape[0] for _, layers in present]
+    inputs, count = tensors[present[0][1][0]["A"]].shape[1], len(given[0])
     wide = filled(sum(ranks))
     place = f"{place}, ranks {ranks} at {[column for column, _ in present]}"  # everything else in them is zero, and stays so
     lowering = room.zeros(f"lowering {place}", (count, wide, inputs), dtype)
     raising = room.zeros(f"raising {place}", (count, sum(outputs), wide), dtype)
     for row, rank, (column, layers) in zip(_starts(ranks), ranks, present, strict=True):
         for layer, pair in enumerate(layers):
-            lowering[layer, row : row + rank].copy_(pair["A"])
-            part = raising[layer, column : column + len(pair["B"]), row : row + rank]
-            torch.mul(pair["B"] if dtype == pair["B"].dtype else pair["B"].float(), scaling, out=part)
-    a, b = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
+            recipe.lowering[pair["A"]] = lowering[layer, row : row + rank]
+            recipe.raising[pair["B"]] = raising[layer, column : column + len(tensors[pair["B"]]), row : row + rank]
+    halves = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
     kernels = tile_kernels(sum(outputs), inputs) if dtype == torch.bfloat16 else None
     if kernels is None:
-        return [Pair(*halves) for halves in zip(a.contiguous(), b.contiguous(), strict=True)]
-    tiles = [
-        kernels.pack(half, room.empty(f"tiles {number} {place}", (count, half[0].numel()), dtype))
-        for number, half in enumerate((lowering, raising))
-    ]
-    return [Pair(*halves) for halves in zip(a, b, map(TiledPair, *tiles), strict=True)]
+        copies = [room.empty(f"half {number} {place}", half.shape, dtype) for number, half in enumerate(halves)]
+        recipe.turned += zip(halves, copies, strict=True)
+        return [Pair(*pair) for pair in zip(*copies, strict=True)]
+    tiles = []
+    for number, half in enumerate((lowering, raising)):
+        packed = room.empty(f"tiles {number} {place}", (count, half[0].numel()), dtype)
+        recipe.tiled.append((kernels, half, packed))
+        tiles.append([Tiled(data, half.shape[1], half.shape[2]) for data in packed.unbind(0)])
+    return [Pair(*pair) for pair in zip(*halves, map(TiledPair, *tiles), strict=True)]
 
 
 def _starts(widths: list[int]) -> list[int]:

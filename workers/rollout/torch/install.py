@@ -33,7 +33,7 @@ class Installer:
         self._scaling = options.alpha / options.rank
         self._shape = shape
         self._dtype = dtype
-        self._spare: Room | None = None
+        self._spare: Served | None = None
 
     def build(self, tensors: Mapping[str, torch.Tensor], version: int, serving: Weights) -> Served:
         """Called by one thread at a time, beside the decode thread, with an unpacked payload; nothing that is built refers to it.
@@ -41,17 +41,18 @@ class Installer:
         Raises EngineError naming the tensor that does not fit.
         """
         with torch.inference_mode():
-            room, self._spare = self._spare or Room(), None
+            spare, self._spare = self._spare, None
             if self._adapter_only:
-                return Served(build_adapter(tensors, self._shape, self._scaling, version, self._dtype, room))
+                return Served(build_adapter(tensors, self._shape, self._scaling, version, self._dtype, spare.adapter if spare else None))
             _check(tensors, self._shape)
+            room = spare.weights.room if spare and spare.weights else Room()
             weights = assemble(_Given(tensors, self._dtype), self._shape, room, cores())
             _same_biases(weights, serving)
             return Served(no_adapter(self._shape, version), weights)
 
     def take_back(self, replaced: Served) -> None:
         """Called after a flip with what served before, when nothing computes with it any more: it will be written over."""
-        self._spare = replaced.adapter.room if replaced.weights is None else replaced.weights.room
+        self._spare = replaced
 
 
 class _Given:

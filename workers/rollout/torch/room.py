@@ -8,10 +8,15 @@ import torch
 
 
 class Room:
-    """Each place has its name. What is written here is a copy: nothing that serves shares memory with what a publish carried."""
+    """Each place has its name. What is written here is a copy: nothing that serves shares memory with what a publish carried.
+
+    borrows: while it is set, a tensor that needs no new layout is taken as it is. Of a model's file that is the mapped file, whose
+    pages every process on the machine shares.
+    """
 
     def __init__(self) -> None:
         self._places: dict[str, torch.Tensor] = {}
+        self.borrows = False
 
     def empty(self, place: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor of this place, with whatever stands in it."""
@@ -23,6 +28,8 @@ class Room:
 
     def copy(self, place: str, *parts: torch.Tensor) -> torch.Tensor:
         """The parts, one under the other."""
+        if self.borrows and len(parts) == 1:
+            return parts[0]
         kept = self.empty(place, (sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype)
         row = 0
         for part in parts:

@@ -90,7 +90,11 @@ def _names(file: Any) -> list[str]:
 
 def load_weights(folder: Path, shape: Shape, dtype: torch.dtype) -> Weights:
     """Called once at start. Raises EnvironmentMissing or EngineError naming model.path."""
-    return assemble(_Files(folder, dtype), shape, Room())
+    room = Room()
+    room.borrows = True
+    weights = assemble(_Files(folder, dtype), shape, room)
+    room.borrows = False
+    return weights
 
 
 def assemble(source: Source, shape: Shape, room: Room, threads: int = 1) -> Weights:
