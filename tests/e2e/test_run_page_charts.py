@@ -57,7 +57,7 @@ def train(driver: Driver, spans: bool) -> None:
         state["time"] = {"wall_s": 2.0 * step, "lanes": lanes, "overlapped_s": {}}
         phases = {"export_s": 0.02, "transfer_s": 0.01, "apply_s": 0.005}
         sync = {"version": step, "bytes": 4_900_000, "transport": "shared_memory", "payload": "adapter", "phases": phases}
-        sync |= {"pause_s": {"generator/0": 0.002}, "latency_s": 0.035}
+        sync |= {"pause_s": {"generator/0": 0.002}, "latency_s": 0.035, "note": {"merge_survived_share": 0.07}}
         driver.post([("lag", {"counts": {"0": 60, "1": 40}}), ("sync", sync), ("state", state)], step, t)
 
 
@@ -109,6 +109,7 @@ def test_the_overview_shows_the_flow_the_ledger_the_lags_and_the_syncs(page: Pag
     expect(page.locator("#sample-check")).to_contain_text("closes")
     expect(page.get_by_role("row", name=re.compile("dropped, stale"))).to_contain_text("+100 %")
     expect(page.locator("#syncs")).to_contain_text("adapter over shared memory")
+    expect(page.locator("#syncs .few").first).to_have_text(" · 7 % of the update survived the merge")
     expect(page.locator("#syncs li strong")).to_have_count(12)
     page.locator("[data-chart=lag]").scroll_into_view_if_needed()
     expect(page.locator("[data-chart=lag] [data-plot]")).to_have_attribute("aria-label", re.compile("lag 0: 60 %; lag 1: 40 %"))
