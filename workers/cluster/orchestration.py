@@ -20,6 +20,7 @@ from workers.axes.orchestration.crew import Crew
 from workers.axes.orchestration.watch import answered
 from workers.axes.orchestration.wire import error_from_wire, error_to_wire, pack, unpack
 from workers.cluster.actor import RoleActor
+from workers.cluster.cleaner import Cleaner
 from workers.contract.errors import EngineError, EnvironmentMissing, HeadraceError
 
 STOP_PATIENCE_S = 3.0
@@ -145,6 +146,7 @@ class RayActors(Crew):
     """One actor for each engine and one for the trainer."""
 
     _own_cluster: tempfile.TemporaryDirectory[str] | None = None
+    _cleaner: Cleaner | None = None
     _connecting: asyncio.Future[None] | None = None
 
     async def _open(self) -> None:
@@ -157,6 +159,8 @@ class RayActors(Crew):
         if self._own_cluster is not None:
             await asyncio.to_thread(ray.shutdown)
             self._own_cluster.cleanup()
+        if self._cleaner is not None:
+            await asyncio.to_thread(self._cleaner.close)
 
     def _process(self, name: str) -> RoleActorProcess:
         return RoleActorProcess(name, self._log(name), self._run_id)
@@ -170,6 +174,7 @@ class RayActors(Crew):
             return
         # Alone: a cluster of its own, on loopback, with a token nobody else knows (see the package).
         self._own_cluster = tempfile.TemporaryDirectory(prefix="hr-ray-", ignore_cleanup_errors=True)
+        self._cleaner = Cleaner(self._own_cluster.name)
         ray.init(
             address="local",
             include_dashboard=False,
@@ -178,6 +183,7 @@ class RayActors(Crew):
             _temp_dir=self._own_cluster.name,
             **options,
         )
+        self._cleaner.watch()
 
 
 def _free_cpus() -> float:
