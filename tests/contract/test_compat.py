@@ -57,7 +57,7 @@ def test_the_demo_passes_without_a_warning() -> None:
         ([*STRICT, "backend.threads=4"], "backend.threads"),
         ([*STRICT, "budget.wall_s=60"], "budget.wall_s"),
         ([*STRICT, VLLM], "determinism"),
-        ([VLLM, "replay.sampling_mask=true", "sampling.top_k=5"], "replay.sampling_mask"),
+        ([VLLM, "replay.sampling_mask=true", "sampling.top_p=0.9"], "replay.sampling_mask"),
         ([VLLM, "replay.routing=r3"], "replay.routing"),
         ([VLLM, "lora.moe_experts=true"], "lora.moe_experts"),
         ([VLLM, "lora.kind=off", "transport.payload=expert_shards"], "transport.payload"),
@@ -70,7 +70,17 @@ def test_what_cannot_work_is_refused(sets: list[str], field: str) -> None:
     assert all(fault.cure for fault in faults)
 
 
-@pytest.mark.parametrize("sets", [STRICT, ["buffer.depth=8"], ["staleness.depth_bound.value=1"], ["batch.minibatches=8"]])
+@pytest.mark.parametrize(
+    "sets",
+    [
+        STRICT,
+        ["buffer.depth=8"],
+        ["staleness.depth_bound.value=1"],
+        ["batch.minibatches=8"],
+        [VLLM, "replay.sampling_mask=true", "sampling.top_p=0.9", "sampling.top_k=50"],
+        [VLLM, "replay.routing=r2"],
+    ],
+)
 def test_the_cures_cure(sets: list[str]) -> None:
     assert loading.problems(sets=sets) == []
 

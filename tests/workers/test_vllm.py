@@ -31,7 +31,7 @@ from workers import registry
 from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
 from workers.contract.axes import INTERRUPTS
-from workers.contract.config import Lora, RunConfig
+from workers.contract.config import Lora, Replay, RunConfig
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
 from workers.rollout.vllm import install
@@ -61,6 +61,7 @@ async def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
             "model": {"path": str(folder), "dtype": "float32"},
             "lora": {"rank": 4, "alpha": 8.0},
             "rollout": {"engine": "vllm", "max_running": 3, "threads": 1},
+            "sampling": {"top_k": 3},
         }
     )
     road = FilesystemTransport(Link(RUN, tmp_path_factory.mktemp("scratch"), NAME, settings.transport))
@@ -227,6 +228,34 @@ async def test_truncated_draws_carry_the_truncated_log_probs(engine, folder: Pat
     kept = ids == torch.tensor(done.token_ids).view(-1, 1)
     assert bool(kept.any(-1).all())
     assert torch.allclose(torch.tensor(done.logprobs), torch.log_softmax(values, -1)[kept], atol=1e-4)
+
+
+async def test_a_sample_tells_which_tokens_truncation_left(engine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log-probs are the model's, renormalised over these: what the trainer computes. Also where an abort cuts it in two."""
+    monkeypatch.setattr(engine, "_replay", Replay(sampling_mask=True))
+    interrupted_by(engine, "abort", "flush")
+    model = adapted(folder, seed=1)
+    await put(engine, model, tmp_path)
+    cuts: list[dict] = [{"top_k": 3}, {"top_k": 3, "top_p": 0.6}, {"top_k": 3, "min_p": 0.7}]
+    caller = Caller(engine, "abort_prefix")
+    asked = [request(PROMPTS[3], index, LENGTH, temperature=0.7, **cut) for index, cut in enumerate(cuts)]
+    tasks = [asyncio.create_task(caller.sample(one)) for one in asked]
+    await decoding(engine)
+    await put(engine, model, tmp_path)
+    done = await asyncio.gather(*tasks)
+    assert len(caller.aborted) == 3
+    sizes = []
+    for rollout in done:
+        assert rollout is not None and rollout.support is not None and len(rollout.support) == len(rollout.token_ids) == LENGTH
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPTS[3] + rollout.token_ids])).logits[0, len(PROMPTS[3]) - 1 : -1] / 0.7
+        sizes.append({len(ids) for ids in rollout.support})
+        for row, ids, token, logprob in zip(logits, rollout.support, rollout.token_ids, rollout.logprobs, strict=True):
+            assert set(ids) == set(row.topk(len(ids)).indices.tolist())
+            assert logprob == pytest.approx(float(torch.log_softmax(row[ids], -1)[ids.index(token)]), abs=1e-4)
+    assert sizes[0] == {3} and all(min(several) < 3 and max(several) <= 3 for several in sizes[1:])
+    evaluated = await engine.generate(request(PROMPTS[0], 0, 4, top_k=3, purpose="evaluation"))
+    assert evaluated.support is None, "nothing of an evaluation is recorded"
 
 
 async def test_evaluation_goes_first_and_a_cancelled_caller_frees_its_slot(engine) -> None:

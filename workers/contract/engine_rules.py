@@ -12,11 +12,17 @@ def vllm(config: RunConfig) -> Iterator[ConfigError]:
     """Each row is something that vLLM, as it is driven here, would do otherwise than the word says."""
     if config.rollout.engine != "vllm":
         return
-    replay, lora = config.replay, config.lora
+    replay, lora, sampling = config.replay, config.lora, config.sampling
     rows = (
         ("determinism", config.determinism, config.determinism != "strict", "its arithmetic depends on what else runs", "fast"),
-        ("replay.sampling_mask", True, not replay.sampling_mask, "it does not tell which tokens truncation left", "false"),
-        ("replay.routing", "r3", replay.routing != "r3", "it does not tell which experts it chose", "off or r2"),
+        (
+            "replay.sampling_mask",
+            True,
+            not replay.sampling_mask or sampling.top_k > 0,
+            "it tells which tokens truncation left only where top-k bounds their number",
+            "false, or sampling.top_k to 50",
+        ),
+        ("replay.routing", "r3", replay.routing != "r3", "it is not asked which experts it chose", "off or r2"),
         (
             "lora.moe_experts",
             True,

@@ -18,6 +18,7 @@ from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
 from workers.records import Manifest, Rollout, SampleRequest, UpdateReport
 from workers.rollout.answers import refuse_older, settle
+from workers.rollout.torch.recording import begin
 from workers.rollout.torch.scheduler import Scheduler, Sequence, check_request
 
 
@@ -66,6 +67,7 @@ class Fronted(ABC, Generic[C]):
         self._name = name
         self._transport = transport
         self._interrupt = registry.resolve("interrupt", config.interrupt.kind)(config.interrupt.kv_after)
+        self._replay = config.replay
         self._scheduler = Scheduler(config.rollout.max_running)
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by arrival, of the samples given to the engine behind
         self._version = 0
@@ -80,6 +82,7 @@ class Fronted(ABC, Generic[C]):
         check_request(request, *self._bounds())
         answered: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, lambda answer: settle(answered, answer))
+        begin(sequence, self._replay)
         if sequence.ended is not None:  # the prefix is complete
             return sequence.rollout(self._name)
         await self._ready()

@@ -20,6 +20,7 @@ from workers.axes.backend.threads import share
 from workers.contract.config import RunConfig
 from workers.rollout.vllm import inside
 from workers.rollout.vllm.guard import PARENT
+from workers.rollout.vllm.support import TIED
 
 CACHE_SHARE = 0.15  # of the machine's free memory, for keys and values where there is no GPU
 CACHE_AT_LEAST = 256 * 1024 * 1024
@@ -67,6 +68,7 @@ def start(config: RunConfig, folder: Path, meter: Meter) -> AsyncLLM:
         skip_tokenizer_init=True,
         generation_config="vllm",  # none of the model's own sampling defaults: a request says everything
         logprobs_mode="processed_logprobs",  # of the distribution drawn from, after temperature and truncation
+        max_logprobs=config.sampling.top_k + TIED,
         distributed_executor_backend="mp",
         worker_extension_cls=f"{inside.Extension.__module__}.{inside.Extension.__qualname__}",
         weight_transfer_config=WeightTransferConfig(backend=inside.BACKEND),

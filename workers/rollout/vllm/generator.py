@@ -30,6 +30,7 @@ from workers.rollout.fronted import Fronted
 from workers.rollout.torch.scheduler import Sequence
 from workers.rollout.vllm.change import Change
 from workers.rollout.vllm.engine import Meter, start
+from workers.rollout.vllm.support import asked, kept
 from workers.rollout.vllm.weights import Staging
 
 _SEEDS = 2**63
@@ -96,6 +97,8 @@ class VllmGenerator(Fronted[Change]):
             answer = sequence.rollout(self._name) if sequence.tokens or not self._stopped else self._over()
         except asyncio.CancelledError:
             answer = sequence.rollout(self._name)
+        except EngineError as error:
+            answer = error
         except Exception as error:
             answer = EngineError(
                 f"vLLM failed a request: {type(error).__name__}: {error}", field="rollout", value=self._name, cure="see the engine's log"
@@ -114,14 +117,19 @@ class VllmGenerator(Fronted[Change]):
         # Prompts computed under old weights are found under the old version's salt only.
         prompt = {"prompt_token_ids": sequence.context, "cache_salt": str(self._version)}
         name = f"{request.id}#{sequence.arrival}"
-        (output,) = [output async for output in self._vllm.generate(prompt, _sampling(request, prefix), name)]
+        recorded = sequence.support is not None and request.temperature > 0
+        vocabulary = self._vllm.model_config.get_vocab_size()
+        settings = _sampling(request, prefix, asked(request.top_k, vocabulary) if recorded else 0)
+        (output,) = [output async for output in self._vllm.generate(prompt, settings, name)]
         (done,) = output.outputs
         if not done.token_ids:
             return  # aborted before its first token
-        logprobs = [0.0] * len(done.token_ids) if request.temperature == 0 else list(done.logprobs.logprobs)
+        told = done.logprobs
+        logprobs = [0.0] * len(done.token_ids) if request.temperature == 0 else [told.logprobs[start] for start in told.start_indices]
+        left = kept(told, request, vocabulary) if recorded else [[token] for token in done.token_ids]
         versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
-        for token, logprob, version in zip(done.token_ids, logprobs, versions, strict=True):
-            sequence.append(token, logprob, version, [])
+        for token, logprob, version, ids in zip(done.token_ids, logprobs, versions, left, strict=True):
+            sequence.append(token, logprob, version, ids)
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -191,8 +199,11 @@ class VllmGenerator(Fronted[Change]):
             raise EngineError("vLLM's processes have died", field="rollout", value=self._name, cure="see the engine's log")
 
 
-def _sampling(request: SampleRequest, prefix: int) -> SamplingParams:
-    """Each request says everything of its draws; a sample gone on with gets another stream than the one that drew its prefix."""
+def _sampling(request: SampleRequest, prefix: int, likeliest: int) -> SamplingParams:
+    """Each request says everything of its draws; a sample gone on with gets another stream than the one that drew its prefix.
+
+    likeliest: how many log-probs a token are told beside the drawn one's.
+    """
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -202,7 +213,7 @@ def _sampling(request: SampleRequest, prefix: int) -> SamplingParams:
         max_tokens=request.max_new_tokens - prefix,
         stop_token_ids=list(request.stop_ids),
         ignore_eos=True,  # the request's stop ids hold it, where it is one
-        logprobs=0,  # of the drawn token alone
+        logprobs=likeliest,
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
