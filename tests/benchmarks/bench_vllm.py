@@ -37,7 +37,7 @@ from workers.rollout.vllm import engine
 from workers.rollout.vllm.generator import VllmGenerator
 from workers.tiny import make_tiny_model
 
-RUN = "benchvllm000"
+RUN = "benchadapter"
 PROMPT = list(range(100, 148))
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

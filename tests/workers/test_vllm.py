@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+from safetensors.torch import load_file
 
 from tests.workers.engine_rig import (
     NAME,
@@ -26,7 +27,7 @@ from tests.workers.engine_rig import (
     spoilt,
     until,
 )
-from tests.workers.tiny_model import make_tiny_model
+from tests.workers.tiny_model import make_tiny_model, make_tiny_moe_model
 from workers import registry
 from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
@@ -235,13 +236,13 @@ async def test_a_sample_tells_which_tokens_truncation_left(engine, folder: Path,
     monkeypatch.setattr(engine, "_replay", Replay(sampling_mask=True))
     interrupted_by(engine, "abort", "flush")
     model = adapted(folder, seed=1)
-    await put(engine, model, tmp_path)
+    manifest = publish(model, tmp_path, await put(engine, model, tmp_path) + 1)  # ready before the samples start, which are short
     cuts: list[dict] = [{"top_k": 3}, {"top_k": 3, "top_p": 0.6}, {"top_k": 3, "min_p": 0.7}]
     caller = Caller(engine, "abort_prefix")
     asked = [request(PROMPTS[3], index, LENGTH, temperature=0.7, **cut) for index, cut in enumerate(cuts)]
     tasks = [asyncio.create_task(caller.sample(one)) for one in asked]
     await decoding(engine)
-    await put(engine, model, tmp_path)
+    await engine.update(manifest)
     done = await asyncio.gather(*tasks)
     assert len(caller.aborted) == 3
     sizes = []
@@ -276,3 +277,30 @@ async def test_evaluation_goes_first_and_a_cancelled_caller_frees_its_slot(engin
     await asyncio.gather(*running, *waiting, return_exceptions=True)
     assert order.index(5) < order.index(4) and 0 not in order and 3 not in order
     assert (await engine.status()).running == 0
+
+
+async def test_experts_are_loaded_again_too(tmp_path: Path) -> None:
+    """A mixture of experts, published twice; last in this file, as it starts an engine of its own beside the first."""
+    folder = make_tiny_moe_model(tmp_path / "model", seed=2, hidden=128)
+    blocks = {
+        "model": {"path": str(folder), "dtype": "float32"},
+        "lora": {"kind": "off"},
+        "transport": {"payload": "full"},
+        "rollout": {"engine": "vllm", "max_running": 3, "threads": 1},
+    }
+    settings = RunConfig.model_validate(blocks)
+    generator = registry.resolve("rollout", "vllm")(settings, NAME, FilesystemTransport(Link(RUN, tmp_path, NAME, settings.transport)))
+    weights, reference = load_file(folder / "model.safetensors"), base_model(folder)
+    experts = [(parameter, parameter.detach().clone()) for name, parameter in reference.named_parameters() if "experts" in name]
+    try:
+        for version, scale in enumerate((1.0, 1.1, 0.9)):
+            changed = {name: tensor * scale if "experts" in name else tensor for name, tensor in weights.items()}
+            for parameter, first in experts:
+                parameter.data = first * scale
+            if version:
+                await generator.update(send(changed, tmp_path, version, "full"))
+            done = await generator.generate(request(PROMPTS[1], version, 12))
+            assert done.versions == [version] * 12
+            assert torch.allclose(torch.tensor(done.logprobs), logprobs_of(reference, PROMPTS[1], done.token_ids), atol=1e-4)
+    finally:
+        await generator.stop()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from workers.rollout.vllm import guard
@@ -49,6 +51,11 @@ class FileEngine(WeightTransferEngine):  # type: ignore[misc]
         """Nothing to do: each update names its file."""
 
     def start_weight_update(self) -> None:
+        if current_platform.is_cpu():
+            for layer in self.model.modules():
+                method: Any = getattr(layer, "quant_method", None)
+                if hasattr(method, "moe_kernel"):
+                    method.moe_kernel = None  # made again, as vLLM packs experts for the CPU only together with their kernel
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFile) -> None:
