@@ -109,7 +109,7 @@ def test_the_overview_shows_the_flow_the_ledger_the_lags_and_the_syncs(page: Pag
     expect(page.locator("#sample-check")).to_contain_text("closes")
     expect(page.get_by_role("row", name=re.compile("dropped, stale"))).to_contain_text("+100 %")
     expect(page.locator("#syncs")).to_contain_text("adapter over shared memory")
-    expect(page.locator("#syncs .few").first).to_have_text(" · 7 % of the update survived the merge")
+    expect(page.locator("#syncs .few").first).to_have_text("merge kept 7 %")
     expect(page.locator("#syncs li strong")).to_have_count(12)
     page.locator("[data-chart=lag]").scroll_into_view_if_needed()
     expect(page.locator("[data-chart=lag] [data-plot]")).to_have_attribute("aria-label", re.compile("lag 0: 60 %; lag 1: 40 %"))

@@ -60,10 +60,10 @@ export function drawSyncs(syncs) {
     const bar = barOf(parts, longest, `Version ${sync.version}: ${parts.map(([, , words]) => words).join(", ") || "no phases told"}`);
     const how = [sync.payload, sync.transport && `over ${sync.transport.replaceAll("_", " ")}`].filter(Boolean).join(" ");
     const { merge_survived_share: survived, changed_share: changed } = sync.note || {};
-    const words = [`${seconds(sync.latency_s)}`, how, sync.bytes ? bytes(sync.bytes) : "", typeof changed === "number" ? `${percent(changed)} changed` : ""].filter(Boolean).join(" · ");
     // A merge into bfloat16 rounds small updates away: the sampler then lags behind without a word.
-    const lost = typeof survived === "number" ? el("span", { class: survived < 0.5 ? "few" : null }, ` · ${percent(survived)} of the update survived the merge`) : "";
-    return el("li", {}, el("strong", {}, `v${sync.version}`), bar, el("span", { class: "note" }, words, lost));
+    const kept = typeof survived === "number" ? [" · ", el("span", { class: survived < 0.5 ? "few" : null, title: "Share of the update that survived the merge" }, `merge kept ${percent(survived)}`)] : [];
+    const more = [how, sync.bytes ? bytes(sync.bytes) : "", typeof changed === "number" ? `${percent(changed)} changed` : ""].filter(Boolean);
+    return el("li", {}, el("strong", {}, `v${sync.version}`), bar, el("span", { class: "note" }, seconds(sync.latency_s), kept, more.map((word) => ` · ${word}`)));
   });
   const key = [...PHASES.map(([, name, className]) => [name, className]), ["pause of decoding", "phase-pause"]].map(([name, className]) => el("li", {}, swatch(className), name));
   return byId("syncs").replaceChildren(el("ul", { class: "lanes-legend" }, key), el("ol", { class: "syncs" }, rows));
