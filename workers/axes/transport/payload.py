@@ -71,10 +71,7 @@ class Contents:
     def again(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether these tensors, which are all in memory, are laid out in the same way."""
         return len(tensors) == len(self.specs) and all(
-            (tensor := tensors.get(spec.name)) is not None
-            and tensor.dtype == spec.dtype
-            and tensor.shape == spec.shape
-            and tensor.device.type == "cpu"
+            (tensor := tensors.get(spec.name)) is not None and tensor.dtype == spec.dtype and tensor.shape == spec.shape
             for spec in self.specs
         )
 

@@ -48,6 +48,7 @@ class Recipe:
 
     tensors: dict[str, tuple[torch.Size, torch.dtype]]
     layers: list[dict[str, Pair]]
+    whole: bool = True  # whether every tensor has its place here: an expert's pair is made anew
     lowering: dict[str, torch.Tensor] = field(default_factory=dict)  # the place of each A, by name
     raising: dict[str, torch.Tensor] = field(default_factory=dict)  # and of each B
     turned: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # what is copied from there, and where to
@@ -55,7 +56,7 @@ class Recipe:
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether the payload has the tensors for which this was made."""
-        return self.tensors == _kinds(tensors)
+        return self.whole and self.tensors == _kinds(tensors)
 
     def fill(self, tensors: Mapping[str, torch.Tensor], scaling: float) -> None:
         torch._foreach_copy_(list(self.lowering.values()), [tensors[name] for name in self.lowering])
@@ -75,7 +76,7 @@ class Adapter:
     version: int
     layers: list[dict[str, Pair]]
     room: Room = field(default_factory=Room)  # holds all of them but those of experts
-    recipe: Recipe | None = None  # none where there are experts
+    recipe: Recipe | None = None  # none at version 0
 
 
 def no_adapter(shape: Shape, version: int = 0) -> Adapter:
@@ -91,17 +92,17 @@ def build_adapter(
     Raises EngineError on a name or shape that does not fit.
     """
     if spare and spare.recipe and spare.recipe.fits(tensors):
-        room, recipe, experts = spare.room, spare.recipe, False
+        room, recipe = spare.room, spare.recipe
     else:
         room = spare.room if spare else Room()
-        recipe, experts = _recipe(tensors, shape, scaling, dtype, room)
+        recipe = _recipe(tensors, shape, scaling, dtype, room)
     if recipe.raising:
         recipe.fill(tensors, scaling)
-    return Adapter(version, recipe.layers, room, None if experts else recipe)
+    return Adapter(version, recipe.layers, room, recipe)
 
 
-def _recipe(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, dtype: torch.dtype, room: Room) -> tuple[Recipe, bool]:
-    """The places of all tensors, and whether there are experts among them, whose pairs are made here and have no place in the room."""
+def _recipe(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, dtype: torch.dtype, room: Room) -> Recipe:
+    """The places of all tensors but those of experts, whose pairs are made here."""
     sizes = [_sizes(shape, layer) for layer in range(shape.layers)]
     found: dict[tuple[int, str], dict[str, str]] = {}
     for name in tensors:
@@ -116,6 +117,7 @@ def _recipe(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, d
         inputs, outputs = sizes[layer][module]
         _check(layer, module, pair, inputs, outputs, shape.experts.count if shape.experts and module in EXPERTS else 1)
         if module in EXPERTS and shape.experts:
+            recipe.whole = False
             recipe.layers[layer][module] = _by_expert(pair, shape.experts.count, scaling, dtype)
     for fused, modules in FUSED.items():
         alike: dict[tuple[object, ...], list[int]] = {}  # layers whose pairs have the same shapes: they are fused together
@@ -132,7 +134,7 @@ def _recipe(tensors: Mapping[str, torch.Tensor], shape: Shape, scaling: float, d
             made = _fuse(pairs, tensors, widths, dtype, room, f"{fused} of layers {layers}", recipe)
             for layer, fresh in zip(layers, made, strict=True):
                 recipe.layers[layer][fused] = fresh
-    return recipe, any(module in EXPERTS for _, module in found)
+    return recipe
 
 
 def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

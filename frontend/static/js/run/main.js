@@ -55,12 +55,12 @@ function drawAll() {
 
 // Which of the overview's parts an event of a kind touches.
 const CHARTED = ["state", "metrics", "points", "lag", "evaluation", "series", "load"];
-const FLOWING = ["state", "metrics", "sync", "run", "load"];
+const FLOWING = ["state", "metrics", "sync"]; // drawn as they come
 const COUNTED = ["state", "evaluation", "load"];
 const any = (touched, kinds) => kinds.some((kind) => touched.has(kind));
 const whole = new Set(["load"]);
 function overview(touched) {
-  if (any(touched, FLOWING)) drawFlowSoon();
+  if (any(touched, ["run", "load"])) drawFlowSoon();
   if (any(touched, CHARTED)) drawChartsSoon();
   if (any(touched, ["sync", "load"])) drawSyncs(view.syncs);
   if (!any(touched, COUNTED)) return;
