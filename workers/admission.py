@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from workers.contract.config import Rewards
 from workers.records import Group, Sample
 
+_ENDS = {"abort": "aborted", "deadline": "deadline"}
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -38,5 +40,5 @@ def judge(rewards: Rewards, group: Group) -> Verdict:
 
 def _reason(rewards: Rewards, sample: Sample) -> str | None:
     if sample.reward is None:
-        return "aborted" if sample.rollout.finish_reason == "abort" else "scoring_failed"
+        return _ENDS.get(sample.rollout.finish_reason, "scoring_failed" if sample.rollout.token_ids else "empty")
     return "truncated" if sample.truncated and rewards.on_truncated == "drop" else None

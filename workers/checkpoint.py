@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from workers.contract.errors import CheckpointError
+from workers.contract.failpoints import reached
 from workers.spool import sync_folder
 
 MANIFEST = "MANIFEST.json"
 DRIVER = "driver.json"
+SEAL_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Checkpoints:
         self._folder = folder
         self._keep_last = keep_last
         self._sound: set[str] = set()  # names whose files are known to agree with their manifest
+        self._sealing: asyncio.Future[Checkpoint] | None = None
 
     async def save(
         self, *, step: int, version: int, config_digest: str, driver: dict[str, Any], write_trainer: Callable[[Path], Awaitable[Any]]
@@ -58,8 +61,12 @@ class Checkpoints:
         aside = self._folder / f".writing-step-{step:06d}"
         aside.mkdir()
         try:
+            reached("save.begun")
             await write_trainer(aside)
-            return await asyncio.to_thread(self._seal, aside, text, {"step": step, "version": version, "config_digest": config_digest})
+            reached("save.files")
+            facts = {"step": step, "version": version, "config_digest": config_digest}
+            self._sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, aside, text, facts))
+            return await asyncio.shield(self._sealing)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)  # on a full disk it would keep the next one out
             raise
@@ -72,23 +79,39 @@ class Checkpoints:
         (aside / MANIFEST).write_bytes(text)
         _sync_and_hash(aside / MANIFEST)
         sync_folder(aside)
+        reached("save.manifest")
         final = self._folder / f"step-{facts['step']:06d}"
         replaced = self._folder / f".replaced-{final.name}"
         if final.exists():
             final.rename(replaced)
+            reached("save.replaced")
         aside.rename(final)
         sync_folder(self._folder)
+        reached("save.named")
         shutil.rmtree(replaced, ignore_errors=True)
         self._sound.add(final.name)
         self._prune(final)
         return _made(final, text, {**facts, "files": files})
 
-    def latest(self) -> tuple[Checkpoint | None, list[CheckpointError]]:
-        """The newest complete checkpoint, and what was wrong with newer ones."""
+    async def close(self, patience_s: float = SEAL_PATIENCE_S) -> None:
+        """Called at the attempt's end, when no trainer writes any more: what a cancel met half-made is removed, or has its name by now."""
+        if self._sealing is not None:
+            done, _ = await asyncio.wait({self._sealing}, timeout=patience_s)
+            if not done:  # a thread still writes there: the next save takes it away
+                return
+            self._sealing.exception()  # who waited for it was told, or was cancelled
+        if self._folder.is_dir():
+            await asyncio.to_thread(self._tidy)
+
+    def latest(self, check: Callable[[Checkpoint], None] | None = None) -> tuple[Checkpoint | None, list[CheckpointError]]:
+        """The newest complete checkpoint, and what was wrong with newer ones. `check` raises CheckpointError for one not to be used."""
         faults: list[CheckpointError] = []
         for folder in self._candidates():
             try:
-                return open_checkpoint(folder), faults
+                found = open_checkpoint(folder)
+                if check is not None:
+                    check(found)
+                return found, faults
             except CheckpointError as error:
                 faults.append(error)
         return None, faults

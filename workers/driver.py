@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -26,19 +27,20 @@ from workers.clock import WallClock
 from workers.contract.config import RunConfig
 from workers.contract.errors import Cancelled, CheckpointError, EngineError, Fenced, HeadraceError
 from workers.contract.events import Control
+from workers.contract.failpoints import reached
 from workers.emit import Emitter
 from workers.environments.base import Environment
 from workers.environments.build import build as build_environment
-from workers.folder import claim, log_tail, write_json
+from workers.folder import claim, last_trained, log_tail, write_json
 from workers.ledger import SampleLedger, TimeLedger
 from workers.logs import LogFollower
 from workers.machine import Machine
 from workers.parts import TRAINER, Parts
 from workers.pipeline import Pipeline
 from workers.pool import Pool
-from workers.progress import Progress, open_slots
+from workers.progress import Progress
 from workers.provenance import provenance
-from workers.records import Group, to_wire
+from workers.records import Group
 from workers.rollout.vllm import install as vllm
 from workers.scoring.threads import ThreadScorer
 from workers.ship import AttemptFile, Shipper
@@ -46,6 +48,7 @@ from workers.steering import Steering
 from workers.summary import summarise
 
 CANCEL_PATIENCE_S = 5.0
+SPOOL_PATIENCE_S = 30.0
 FIRST_WISHES_S = 5.0  # a resumed attempt waits so long for the server's wishes
 
 
@@ -65,11 +68,6 @@ class Driver:
             vllm.require()
         self.config = config
         self.out = out
-        self.run_id = attempt.run if attempt else uuid.uuid4().hex[:12]
-        # Every process of a run carries both, so that "gone" can be checked; shared memory is named by them.
-        os.environ["HEADRACE_RUN_ID"] = self.run_id
-        if attempt:
-            os.environ["HEADRACE_ATTEMPT"] = attempt.attempt
         self._resume_from = resume_from
         self._clock = WallClock()
         self._cancel = asyncio.Event()
@@ -82,7 +80,16 @@ class Driver:
         faults: list[CheckpointError] = []
         if resume_from is not None:
             self._restored, faults = resume.find(resume_from, config)
-        claim(out, config, resume=resume_from == out)
+        # Attempts of one run share it, whatever folder they write to; a checkpoint of another run is known by it.
+        lineage = resume.read_lineage(resume_from) if resume_from is not None else None
+        self.run_id = attempt.run if attempt else resume.own_id(resume_from) or uuid.uuid4().hex[:12]
+        self._lineage = lineage or self.run_id
+        self._held = claim(out, config, resume=resume_from == out)
+        # Every process of a run carries both, so that "gone" can be checked; shared memory is named by them.
+        os.environ["HEADRACE_RUN_ID"] = self.run_id
+        if attempt:
+            os.environ["HEADRACE_ATTEMPT"] = attempt.attempt
+        sweep(self.run_id)  # what an attempt left that was killed here
         self._broken = asyncio.Event()  # set when the spool met a fault that no retry cures
         self.emit = Emitter(out / "spool", on_fatal=self._spool_failed(asyncio.get_running_loop()))
         if on_events is not None:
@@ -131,6 +138,8 @@ class Driver:
                 task.cancel()
             await orchestration.stop()
             sweep(self.run_id)  # a killed sender cannot unlink its own
+            with contextlib.suppress(OSError):
+                await self.checkpoints.close()
             shutil.rmtree(self.scratch, ignore_errors=True)
         return self._finish(error)
 
@@ -157,6 +166,7 @@ class Driver:
             environment = await in_background(build_environment, self.config, folder, self._tell_of_data)
             facts = await in_background(provenance, self.config, folder, environment)
             facts["init_from"] = start.facts() if start else None
+            facts["lineage"] = self._lineage
             (self.out / "provenance.json").write_text(json.dumps(facts, indent=1))
             self.emit.emit(
                 "started",
@@ -164,7 +174,7 @@ class Driver:
                     "config_digest": self.config.digest(),
                     "provenance": facts,
                     "lanes": self.time.lanes,
-                    "resumed_from": {"step": restored.step, "version": restored.version} if restored else None,
+                    "resumed_from": resume.origin(restored) if restored else None,
                 },
             )
             self.emit.phase("pools", f"starting {self.config.rollout.engines} engine(s) and the trainer ({self.config.orchestration.kind})")
@@ -178,7 +188,7 @@ class Driver:
             await resume.serve(parts)
         if restored:
             self.emit.phase("resume", f"restoring step {restored.step} from {restored.folder.name}")
-            await resume.restore(parts, restored, self._resume_from or self.out)
+            await resume.restore(parts, restored, last_trained(self._resume_from or self.out))
             if self._shipper is not None:  # the budget may have been extended: without it the run could be over at once
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.steering.heard.wait(), FIRST_WISHES_S)
@@ -204,7 +214,14 @@ class Driver:
             clock=self._clock,
             environment=environment,
             scorer=ThreadScorer(environment, config.rewards.timeout_s),
-            pool=Pool(pools.generators, config.rollout.max_running, self.time, self._tell_of_loss, config.rollout.route),
+            pool=Pool(
+                pools.generators,
+                config.rollout.max_running,
+                self.time,
+                self._tell_of_loss,
+                config.rollout.route,
+                deadline_s=config.rollout.deadline_s,
+            ),
             buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer, config.batch.prompts),
             staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
             partial=[registry.resolve("partial", kind)() for kind in config.partial],
@@ -223,27 +240,37 @@ class Driver:
         parts = self._last_parts
         assert parts is not None
         # The driver's part is taken first: while the trainer writes, groups move on, but weights do not.
-        driver = {
-            "progress": self.progress.as_dict(),
-            "samples": self.samples.as_dict(),
-            "source": parts.environment.source.state(),
-            "buffer": to_wire(parts.buffer.contents()),
-            "under_way": [{"id": group.id, "prompt": to_wire(group.prompt), "slots": open_slots(group)} for group in under_way.values()],
-            "config": self.config.as_json(),
-            "model_digest": self._model_digest,
-        }
+        own = {"config": self.config.as_json(), "model_digest": self._model_digest, "lineage": self._lineage}
+        driver = {**resume.snapshot(parts, under_way), **own}
+
+        async def write(aside: Path) -> None:
+            await parts.trainer.checkpoint(aside)
+            await self._on_disk(driver["told_through"])
+
         saved = await self.checkpoints.save(
             step=self.progress.step,
             version=self.progress.version,
             config_digest=self.config.digest(),
             driver=driver,
-            write_trainer=parts.trainer.checkpoint,
+            write_trainer=write,
         )
         self.emit.emit(
             "checkpoint",
             {"path": str(saved.folder), "step": saved.step, "version": saved.version, "bytes": saved.bytes, "sha256": saved.sha256},
         )
         self.emit.log("info", f"checkpoint {saved.folder.name}: {saved.bytes / 1e6:.1f} MB", "checkpoint")
+        reached("save.told")
+
+    async def _on_disk(self, seq: int) -> None:
+        """A checkpoint must not outlive what was told before it: a resume would go on from what nobody ever heard of.
+
+        Raises OSError where the spool's disk takes nothing; the save is then tried again as any other that found no room.
+        """
+        deadline = self._clock.now() + SPOOL_PATIENCE_S
+        while self.emit.durable_seq < seq:
+            if self._clock.now() > deadline:
+                raise OSError(errno.ENOSPC, f"the spool has not taken event {seq} for {SPOOL_PATIENCE_S:.0f} s ({self.emit.error})")
+            await self._clock.sleep(0.01)
 
     async def _cancelled(self, work: asyncio.Task[None]) -> HeadraceError:
         self.emit.phase("stopping", "cancelling: the last complete checkpoint stands")
@@ -268,6 +295,7 @@ class Driver:
             else None
         )
         summary["cause"] = cause
+        reached("end.summary")
         try:
             write_json(self.out / "summary.json", summary)
         except OSError as full:
@@ -278,6 +306,7 @@ class Driver:
         self.emit.emit("finished", {"outcome": outcome, "cause": cause, "log_tail": log_tail(self.out / "logs"), "summary": summary})
         if not self.emit.close():
             sys.stderr.write(f"error: events {self.emit.durable_seq + 1} to {self.emit.last_seq} are not on disk: {self.emit.error}\n")
+        reached("end.told")
         if self._shipper is not None and not self._shipper.stop():
             sys.stderr.write("note: not every event was sent; they wait in the spool for `ship`\n")
         if error is not None:

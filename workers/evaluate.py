@@ -25,6 +25,6 @@ async def evaluate(parts: Parts) -> None:
 
     with parts.time.during(TRAINER, "evaluation"):
         scored = await asyncio.gather(*(one(prompt) for prompt in prompts))
-    if any(set(sample.rollout.versions) != {parts.progress.version} for sample in scored):
+    if any(set(sample.rollout.versions) - {parts.progress.version} for sample in scored):
         raise EngineError("an evaluation mixed policy versions", field="evaluation", value=parts.progress.version)
     report.evaluation(parts, prompts, scored, parts.clock.now() - began)

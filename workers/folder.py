@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, EnvironmentMissing
@@ -16,12 +18,16 @@ from workers.spool import read_spool
 LEAST_FREE_BYTES = 200 * 1024 * 1024
 
 
-def claim(out: Path, config: RunConfig, *, resume: bool) -> None:
-    """Makes the attempt's folder. Raises ConfigError where another run lies there, EnvironmentMissing where it cannot be written."""
+def claim(out: Path, config: RunConfig, *, resume: bool) -> IO[str]:
+    """Makes the attempt's folder. Who holds the result holds the folder, until the process ends, however it ends.
+
+    Raises ConfigError where another run lies there or is at work, EnvironmentMissing where it cannot be written.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any((out / "spool").glob("*.spool")) and not resume:
             raise ConfigError("a run is there already", field="--out", value=str(out), cure="choose another folder, or `resume` it")
+        held = _hold(out)
         with tempfile.TemporaryFile(dir=out):
             write_json(out / "config.json", config.as_json())
         free = shutil.disk_usage(out).free
@@ -31,6 +37,24 @@ def claim(out: Path, config: RunConfig, *, resume: bool) -> None:
         ) from error
     if free < LEAST_FREE_BYTES:
         raise EnvironmentMissing("too little disk space", field="--out", value=f"{free // 2**20} MiB free", cure="free at least 200 MiB")
+    return held
+
+
+def _hold(out: Path) -> IO[str]:
+    """Raises ConfigError while another process is at work there, be it one that stands still."""
+    file = (out / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        pid = file.read().strip() or "unknown"
+        file.close()
+        cure = f"wait until process {pid} has ended, or end it"
+        raise ConfigError("a run is at work in this folder", field="--out", value=str(out), cure=cure) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -77,6 +77,7 @@ class Gather:
             self._refuse(group, "stale", buffered=True)
         else:
             parts.samples.drop(len(old), "stale", buffered=True)
+            parts.fates.samples_left(group, old, "stale")
             group.samples = kept
             return True
         return False

@@ -13,6 +13,7 @@ from workers.clock import Clock
 from workers.contract.config import RunConfig
 from workers.emit import Emitter
 from workers.environments.base import Environment
+from workers.fates import Fates
 from workers.ledger import SampleLedger, TimeLedger
 from workers.pool import Pool
 from workers.progress import Progress
@@ -45,6 +46,7 @@ class Parts:
     stop_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps, and while a batch is awaited
     save_requested: Callable[[], bool] = field(default=lambda: False)  # asked between steps
     steering: Steering = field(default_factory=Steering)
+    fates: Fates = field(default_factory=Fates)
     rates: Rates = field(default_factory=Rates)
     waiting_for_batch: bool = False
     held: bool = False  # paused: nothing is dispatched, trained or published

@@ -18,10 +18,12 @@ import contextlib
 from collections import Counter
 
 from workers import admission, gauges, report, steering
+from workers.contract.failpoints import reached
 from workers.evaluate import evaluate
 from workers.flight import Flight
 from workers.gather import LOOK_AROUND_S, Gather
 from workers.parts import TRAINER, Parts
+from workers.progress import slots_of
 from workers.publish import publish
 from workers.records import Batch, Group
 from workers.throttle import Load, blocked
@@ -112,8 +114,10 @@ class Pipeline:
             parts.samples.effects[f"truncated_{parts.config.rewards.on_truncated}"] += sum(sample.truncated for sample in group.samples)
         for reason, samples in verdict.left.items():
             parts.samples.drop(len(samples), reason, buffered=False)
+            parts.fates.samples_left(group, samples, reason)
             report.left(parts, group, samples, reason)
         if verdict.refuse is None or (verdict.refuse == "zero_variance" and self._keeps_equal()):
+            reached("group.admitted")
             self._door.append(group)
             try:
                 evicted = await parts.buffer.put(group)
@@ -145,6 +149,7 @@ class Pipeline:
     def _refuse(self, group: Group, reason: str, *, buffered: bool) -> None:
         """Drops a whole group, counted and told. Too many in a row with nothing trained is a failure, not a wait."""
         self.parts.samples.drop(len(group.samples), reason, buffered=buffered)
+        self.parts.fates.samples_left(group, group.samples, reason)
         report.dropped(self.parts, group, reason)
         self._groups -= 1
         if reason != "overwritten" or self.parts.waiting_for_batch:  # while the trainer works, a ring may turn as often as it likes
@@ -195,9 +200,11 @@ class Pipeline:
     async def _step(self, groups: list[Group]) -> None:
         parts, progress = self.parts, self.parts.progress
         batch = Batch(step=progress.step + 1, version=progress.version, groups=groups)
+        reached("batch.gathered")
         waited = parts.clock.now() - self._stepped_at
         with parts.time.during(TRAINER, "train"):
             result = await parts.trainer.train(batch)
+        reached("step.trained")
         parts.samples.train(sum(len(group.samples) for group in groups))
         progress.stepped(batch)
         self._groups -= len(groups)
@@ -211,6 +218,7 @@ class Pipeline:
         self._moved.set()
         report.step(parts, batch, result, waited, parts.clock.now() - self._stepped_at)
         self._stepped_at = parts.clock.now()
+        reached("step.counted")
 
     async def _after_step(self) -> None:
         config, step = self.parts.config, self.parts.progress.step
@@ -261,14 +269,16 @@ class Pipeline:
             self._swapping = False
         parts.progress.version = manifest.version
         for group in self.flight.give_up(manifest.version):
-            given_up = len(group.slots) + len(group.samples) or parts.config.batch.group_size
-            parts.samples.drop(given_up, "cancelled", buffered=False)
-            parts.progress.told.count("cancelled", given_up)
+            given_up = slots_of(parts.config, group)
+            parts.samples.drop(len(given_up), "cancelled", buffered=False)
+            parts.fates.left(group, given_up, "cancelled")
+            parts.progress.told.count("cancelled", len(given_up))
             self._groups -= 1
         self._done["publish"] = parts.progress.step
         self._unpublished = 0
         self._moved.set()
         report.sync(parts, manifest, updates, parts.clock.now() - began)
+        reached("publish.told")
 
     async def _evaluate(self) -> None:
         await evaluate(self.parts)
@@ -287,9 +297,14 @@ class Pipeline:
 
     def _settle(self) -> None:
         """What is still under way is counted as dropped and ends."""
-        ledger = self.parts.samples
-        if ledger.in_flight:
-            ledger.drop(ledger.in_flight, "run_ended", buffered=False)
-        if ledger.buffered:
-            ledger.drop(ledger.buffered, "run_ended", buffered=True)
-        ledger.check()
+        parts = self.parts
+        for group in self.flight.groups.values():
+            self._ended(group, slots_of(parts.config, group), buffered=False)
+        for group in (*parts.buffer.contents(), *parts.progress.batch):
+            self._ended(group, slots_of(parts.config, group), buffered=True)
+        report.groups(parts)
+        parts.samples.check()
+
+    def _ended(self, group: Group, slots: list[int], *, buffered: bool) -> None:
+        self.parts.samples.drop(len(slots), "run_ended", buffered=buffered)
+        self.parts.fates.left(group, slots, "run_ended")

@@ -36,6 +36,7 @@ class Pool:
         time: TimeLedger,
         on_lost: Callable[[str, EngineError], None] | None = None,
         route: str = "least_tokens",
+        deadline_s: float = float("inf"),
     ) -> None:
         self.engines = dict(engines)
         self.versions = dict.fromkeys(engines, 0)
@@ -44,6 +45,7 @@ class Pool:
         self._time = time
         self._on_lost = on_lost
         self._route = route
+        self._deadline_s = deadline_s
         self._down: dict[str, asyncio.Future[EngineError]] = {}
         self._last_loss: EngineError | None = None
         self._train: Counter[str] = Counter()
@@ -79,6 +81,7 @@ class Pool:
         """Routes to the engine that parked the sample, else as `rollout.route` says.
 
         A request is dispatched again when its engine dies, and once when a living engine fails it; never twice to the same.
+        One that is not answered within the deadline is taken back: its rollout ended by "deadline" and has no tokens.
         """
         tried: set[str] = set()
         refused = 0
@@ -87,6 +90,8 @@ class Pool:
             tried.add(name)
             try:
                 return await self._generate_on(name, request)
+            except TimeoutError:
+                return Rollout(request.id, request.group_id, request.index, [], [], [], "deadline", engine=name, seconds=self._deadline_s)
             except EngineError as error:
                 refused += await self._lives(name, error)
                 if refused > 1 or not self.engines.keys() - tried:
@@ -163,15 +168,19 @@ class Pool:
             self.lost(name, error)
         return name in self.engines
 
-    async def _until_down(self, name: str, call: Awaitable[T]) -> T:
-        """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers."""
+    async def _until_down(self, name: str, call: Awaitable[T], patience_s: float = float("inf")) -> T:
+        """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers. Raises TimeoutError
+        after `patience_s`, where that is given; the call is taken back."""
         work, down = asyncio.ensure_future(call), self._down_future(name)
         both: set[asyncio.Future[Any]] = {work, down}
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            patience = patience_s if patience_s < float("inf") else None
+            await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            raise copy_of(down.result())
+            if down.done():
+                raise copy_of(down.result())
+            raise TimeoutError
         finally:
             work.cancel()
 
@@ -180,7 +189,7 @@ class Pool:
         counter[name] += 1
         self._retime()
         try:
-            return await self._until_down(name, self.engines[name].generate(request))
+            return await self._until_down(name, self.engines[name].generate(request), self._deadline_s)
         finally:
             counter[name] -= 1
             self._retime()

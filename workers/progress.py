@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from workers.contract.config import RunConfig
 from workers.records import Batch, Group, Prompt, from_wire, to_wire
 from workers.told import Told
 
@@ -71,3 +72,8 @@ def open_slots(group: Group) -> list[int]:
     One that waits for room in the buffer holds only the samples that stayed; those that left it are counted and done with.
     """
     return sorted({*group.slots, *(sample.rollout.index for sample in group.samples)})
+
+
+def slots_of(config: RunConfig, group: Group) -> list[int]:
+    """Every completion slot that a group in flight or in the buffer accounts for."""
+    return open_slots(group) or list(range(config.batch.group_size))

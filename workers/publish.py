@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from workers.contract.errors import EngineError
+from workers.contract.failpoints import reached
 from workers.parts import TRAINER, Parts
 from workers.records import Manifest, UpdateReport
 
@@ -15,7 +16,10 @@ async def publish(parts: Parts, version: int) -> tuple[Manifest, dict[str, Updat
         for attempt in range(1, TRIES + 1):
             try:
                 manifest = await parts.trainer.publish(version, sorted(parts.pool.engines))
-                return manifest, await parts.pool.update(manifest)
+                reached("publish.sent")
+                updates = await parts.pool.update(manifest)
+                reached("publish.served")
+                return manifest, updates
             except EngineError as error:
                 if not error.retryable or attempt == TRIES:
                     raise

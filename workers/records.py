@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "deadline"]  # deadline: no engine returned it in time; it has no tokens
 Purpose = Literal["train", "evaluation"]
 T = TypeVar("T")
 

@@ -64,6 +64,8 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
     line = f"step {batch.step}: reward {statistics.fmean(rewards):.3f}, {len(samples)} samples, {tokens} tokens, {step_s:.1f} s{skipped}"
     parts.emit.log("warning" if skips else "info", line)
     parts.emit.emit("lag", {"counts": {str(lag): count for lag, count in sorted(lags.items())}})
+    parts.fates.trained(batch)
+    groups(parts)
     chosen = [(group, sample) for group in batch.groups for sample in group.samples[:SAMPLES_A_GROUP]][:SAMPLES_A_STEP]
     for group, sample in chosen:
         identity = sample.rollout.id
@@ -89,6 +91,13 @@ def dropped(parts: Parts, group: Group, reason: str) -> None:
         _sample(parts, group.id, group.prompt, sample, "dropped", reason=reason)
 
 
+def groups(parts: Parts) -> None:
+    """Called with every step, before a checkpoint takes the state, and at the end: by name, where samples went since the last call."""
+    told = parts.fates.take()
+    if told is not None:
+        parts.emit.emit("groups", told)
+
+
 def no_progress(refused: Counter[str]) -> EngineError:
     """The failure of a run that drops everything it generates."""
     reason, count = refused.most_common(1)[0]
@@ -97,7 +106,7 @@ def no_progress(refused: Counter[str]) -> EngineError:
         "stale": "raise staleness.max_lag, lower buffer.depth, or set staleness.depth_bound",
         "recycled": "everything is too old when its turn comes: raise staleness.max_lag, or lower staleness.depth_bound",
         "overwritten": "the trainer is far slower than generation: raise buffer.ring, or choose a bounded buffer",
-        "group_incomplete": "the verifier fails on nearly every sample: see the failed samples and their errors",
+        "group_incomplete": "verifier or engine fail on nearly every sample: see the failed samples and their errors",
     }
     return EngineError(
         f"{refused.total()} groups in a row were refused and none was trained, {count} of them as {reason}",
@@ -111,8 +120,8 @@ def left(parts: Parts, group: Group, samples: list[Sample], reason: str) -> None
     """Samples that leave their group: shown with the reason. One whose judgement failed is logged, and is never a reward of 0."""
     parts.progress.told.add(reason, group, samples)
     for sample in samples[:SAMPLES_A_GROUP]:
-        if reason == "scoring_failed":
-            parts.emit.log("warning", f"sample {sample.rollout.id} could not be scored: {sample.error}", "scoring")
+        if reason in ("scoring_failed", "deadline", "empty"):
+            parts.emit.log("warning", f"sample {sample.rollout.id} has no reward: {sample.error}", "scoring")
         _sample(parts, group.id, group.prompt, sample, "failed" if sample.reward is None else "dropped", reason=reason)
 
 

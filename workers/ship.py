@@ -18,6 +18,7 @@ import httpx
 
 from workers.contract.errors import EnvironmentMissing, Fenced, HeadraceError
 from workers.contract.events import MAX_BATCH_BYTES, Control, IngestReply
+from workers.contract.failpoints import reached
 from workers.spool import Place, SpoolReader
 
 BATCH_EVENTS = 500
@@ -245,6 +246,7 @@ class Shipper:
         except _Conflict as conflict:
             self._skip_note(items, conflict)
             return
+        reached("ship.sent")
         last = items[-1]
         if answer.ingested_through < last.event["seq"]:
             self._go_back(answer.ingested_through)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.contract.errors import DataError
+from workers.contract.failpoints import reached
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 
@@ -72,11 +73,13 @@ class SpoolWriter:
             self._open_next()
         file = self._file
         assert file is not None
+        reached("spool.write")
         while self._written < len(self._unsynced):
             taken = file.write(memoryview(self._unsynced)[self._written :].toreadonly())
             self._written += taken or 0
             self._bytes += taken or 0
         try:
+            reached("spool.sync")
             os.fsync(file.fileno())
         except OSError as error:
             if error.errno == errno.EIO:

@@ -14,6 +14,7 @@ from django.db import connections
 
 from headrace.environment import LOOPBACK
 from headrace.sqlite import MINIMUM_VERSION
+from workers.contract import failpoints
 
 
 @register(Tags.database)
@@ -58,6 +59,14 @@ def https_beyond_loopback(**_: Any) -> list[CheckMessage]:
     if settings.HTTPS or host in LOOPBACK:
         return []
     return [Error(f"BASE_URL is plain http on {host}.", hint="Set HEADRACE_BASE_URL to an https address.", id="headrace.E005")]
+
+
+@register(Tags.security, deploy=True)
+def no_failpoints(**_: Any) -> list[CheckMessage]:
+    """Armed, they make processes kill themselves at named places."""
+    if not os.environ.get(failpoints.VARIABLE):
+        return []
+    return [Error("Failpoints are armed.", hint=f"Unset {failpoints.VARIABLE}: it is for tests alone.", id="headrace.E008")]
 
 
 @register(deploy=True)

@@ -72,6 +72,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "headrace.trouble.DatabaseTrouble",
 ]
 
 ROOT_URLCONF = "headrace.urls"

@@ -49,6 +49,7 @@ BENCHMARKS = {
     "ingest": Benchmark("points a second into the control plane", ("--seconds", "1"), left_out="MLflow: --mlflow PYTHON"),
     "series": Benchmark("milliseconds until a chart has its data", ("--points", "20000", "--times", "3")),
     "travel": Benchmark("milliseconds to a run as it was at a second", ("--looks", "5")),
+    "outage": Benchmark("what it costs a run that the server is away", ("--away", "8", "--steps", "3", *TINY)),
     "viewers": Benchmark("milliseconds from emit to page", ("--viewers", "4", "--deaf", "1", "--seconds", "2")),
 }
 

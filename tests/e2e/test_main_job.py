@@ -152,7 +152,7 @@ def test_a_short_run_succeeds_and_a_clone_of_it_starts_from_its_numbers(page: Pa
     expect(page.locator("#field-model-path")).to_have_value(str(tiny))
 
 
-IN_EVERY_SUITE = ("pipelinerl", "atropos", "trl-sync", "torchforge")  # one of each orchestration; the others in the full one
+IN_EVERY_SUITE = ("pipelinerl", "atropos")  # a bus and HTTP; the road by Ray is the one of the tests above
 
 
 @pytest.mark.parametrize(

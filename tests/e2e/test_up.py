@@ -179,6 +179,7 @@ SMALL = ["batch.prompts=2", "batch.group_size=4", "evaluation.prompts=4", "evalu
 SETS = [part for item in SMALL for part in ("--set", item)]
 
 
+@pytest.mark.full  # on a tiny model, and with every other part: tests/faults
 @pytest.mark.model
 def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
     demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "500", "--once", *SETS, command="demo", models=models)
@@ -199,6 +200,7 @@ def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: 
     assert_nothing_left(demo.layout)
 
 
+@pytest.mark.full  # on a tiny model, and with every other part: tests/faults
 @pytest.mark.model
 def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models: Path) -> None:
     demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *SETS, command="demo", models=models)

@@ -65,6 +65,9 @@ def test_models_and_migrations_agree() -> None:
     assert "No changes detected" in told.getvalue()
 
 
+WRITERS, TURNS = 16, 1000
+
+
 @sqlite_only
 def test_many_processes_write_and_none_is_locked_out(tmp_path: Path) -> None:
     """Each reads, then writes in the same transaction: the pattern that a deferred transaction fails at once under load."""
@@ -74,16 +77,16 @@ def test_many_processes_write_and_none_is_locked_out(tmp_path: Path) -> None:
         "import sys, django; django.setup()\n"
         "from django.db import transaction\n"
         "from headrace.teams.models import Team\n"
-        "for turn in range(40):\n"
+        f"for turn in range({TURNS}):\n"
         "    with transaction.atomic():\n"
         "        seen = Team.objects.count()\n"
         "        Team.objects.create(name=f'{seen}', slug=f'{sys.argv[1]}-{turn}')\n"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(n)], env=env, stderr=subprocess.PIPE, text=True) for n in range(6)]
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(n)], env=env, stderr=subprocess.PIPE, text=True) for n in range(WRITERS)]
     for writer in writers:
-        _, said = writer.communicate(timeout=180)
+        _, said = writer.communicate(timeout=600)
         assert writer.returncode == 0, said
     base = sqlite3.connect(tmp_path / "headrace.sqlite3")
     assert base.execute("pragma integrity_check").fetchone() == ("ok",)
-    assert base.execute("select count(*), count(distinct name) from teams_team").fetchone() == (240, 240)
+    assert base.execute("select count(*), count(distinct name) from teams_team").fetchone() == (WRITERS * TURNS,) * 2
     base.close()

@@ -24,6 +24,10 @@ class MemoryEmitter:
         self.step = 0
         self.events: list[tuple[str, dict[str, Any]]] = []
 
+    @property
+    def last_seq(self) -> int:
+        return len(self.events)
+
     def emit(self, kind: str, data: dict[str, Any]) -> None:
         self.events.append((kind, data))
 

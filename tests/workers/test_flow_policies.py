@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -90,6 +91,24 @@ def test_samples_are_judged_one_by_one_where_they_are_the_unit(over_limit: str) 
     assert max(lags(parts)) == 0
     sizes = {len(group.samples) for batch in parts.trainer.batches for group in batch.groups}
     assert sizes - {4} if over_limit == "drop" else sizes == {4}
+
+
+def test_a_sample_that_never_comes_is_dropped_at_its_deadline_and_the_run_goes_on() -> None:
+    settings = config(rollout={"max_running": 32, "deadline_s": 20}, sampling={"max_new_tokens": 4096})
+    slow = {"g2/1", "g5/0", "g5/3"}
+    parts = simulate(settings, lengths=lambda identity: 10_000 if identity in slow else 3, train_s=0.3)
+    assert parts.samples.dropped["deadline"] == 3
+    assert parts.progress.step == 12
+    told = {f"{data['group']}/{data['index']}": data for data in parts.emit.of("sample") if data["drop_reason"] == "deadline"}
+    assert set(told) == slow
+    assert all(data["reward"] is None and "rollout.deadline_s" in data["error"] for data in told.values())
+
+
+def test_an_engine_that_returns_nothing_is_no_wrong_answer() -> None:
+    nothing = Sample(rollout(0), error="the engine returned no token")
+    nothing.rollout = replace(nothing.rollout, token_ids=[], logprobs=[], versions=[])
+    members = Group("g1", Prompt("p:0", 0, "?", [1]), 0, [nothing, *(Sample(rollout(index), reward=1.0) for index in (1, 2))])
+    assert {reason: len(samples) for reason, samples in judge(Rewards(), members).left.items()} == {"empty": 1}
 
 
 def test_groups_in_flight_that_grow_too_old_are_cancelled() -> None:

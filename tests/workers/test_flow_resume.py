@@ -15,6 +15,7 @@ from workers.clock import run_virtual
 from workers.contract import axes, loading
 from workers.contract.config import RunConfig
 from workers.emit import Emitter
+from workers.folder import last_trained
 from workers.ledger import SampleLedger
 from workers.pipeline import Pipeline
 from workers.progress import Progress, open_slots
@@ -29,25 +30,14 @@ class Kept:
     folder = Path()
 
     def __init__(self, parts: Any, under_way: dict[str, Group]) -> None:
-        self.text = json.dumps(
-            {
-                "progress": parts.progress.as_dict(),
-                "samples": parts.samples.as_dict(),
-                "source": parts.environment.source.state(),
-                "buffer": to_wire(parts.buffer.contents()),
-                "under_way": [
-                    {"id": group.id, "prompt": to_wire(group.prompt), "slots": open_slots(group)} for group in under_way.values()
-                ],
-            }
-        )
+        self.text = json.dumps(resume.snapshot(parts, under_way))
 
     def driver_state(self) -> Any:
         return json.loads(self.text)
 
 
-def interrupted(settings: RunConfig, stop_at: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def interrupted(settings: RunConfig, stop_at: float) -> tuple[Any, Any]:
     """The parts of a run that was asked to stop at `stop_at` seconds, and those of its resume, which ran to the end."""
-    monkeypatch.setattr(resume, "last_trained", lambda folder: 0)
 
     async def attempt(stop_at: float, kept: Kept | None) -> tuple[Any, list[Kept]]:
         parts = rig(settings, lengths=uneven, train_s=0.3, failing=FAILING)
@@ -59,7 +49,7 @@ def interrupted(settings: RunConfig, stop_at: float, monkeypatch: pytest.MonkeyP
         parts.save = save
         parts.stop_requested = lambda: parts.clock.now() > stop_at
         if kept is not None:
-            await resume.restore(parts, kept, Path())  # type: ignore[arg-type]
+            await resume.restore(parts, kept, ever_trained=0)  # type: ignore[arg-type]
         await Pipeline(parts).run()
         return parts, saved
 
@@ -71,7 +61,7 @@ def interrupted(settings: RunConfig, stop_at: float, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("buffer", get_args(axes.BufferKind))
 @pytest.mark.parametrize("unit", get_args(axes.BufferUnit))
 @pytest.mark.parametrize("over_limit", get_args(axes.OverLimit))
-def test_a_stop_and_a_resume_train_every_group_once(over_limit: str, unit: str, buffer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_and_a_resume_train_every_group_once(over_limit: str, unit: str, buffer: str) -> None:
     for stop_at, every in ((1.0, 1), (1.7, 2), (2.3, 3)):
         settings = config(
             buffer={"kind": buffer, "unit": unit, "depth": 16},
@@ -80,7 +70,7 @@ def test_a_stop_and_a_resume_train_every_group_once(over_limit: str, unit: str, 
             checkpoint={"every_steps": 2},
             rewards={"zero_variance": "drop"},
         )
-        first, second = interrupted(settings, stop_at, monkeypatch)
+        first, second = interrupted(settings, stop_at)
         assert first.progress.step < second.progress.step == 12
         second.samples.check()
         assert second.samples.in_flight == second.samples.buffered == 0
@@ -130,7 +120,7 @@ def test_two_resumes_from_one_checkpoint_count_all_that_was_undone(tmp_path: Pat
         for trained_here in (16, 8, 0):
             parts = rig(settings)
             spool = Emitter(tmp_path / "spool")
-            await resume.restore(parts, kept, tmp_path)  # type: ignore[arg-type]
+            await resume.restore(parts, kept, last_trained(tmp_path))  # type: ignore[arg-type]
             if trained_here:
                 parts.samples.dispatch(trained_here)
                 parts.samples.buffer(trained_here)

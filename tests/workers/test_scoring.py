@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,8 +33,8 @@ class Judging:
         return self._verdict(text), text
 
 
-def rollout(index: int = 0, finish: Any = "stop") -> Rollout:
-    return Rollout(f"g1/{index}", "g1", index, [index], [-0.1], [0], finish)
+def rollout(index: int = 0) -> Rollout:
+    return Rollout(f"g1/{index}", "g1", index, [index], [-0.1], [0], "stop")
 
 
 def boom(_: str) -> float:
@@ -64,9 +65,17 @@ async def test_a_failed_verdict_is_none_and_says_why(verdict: Callable[[str], An
     assert sample.reward is None and words in str(sample.error)
 
 
-async def test_an_aborted_rollout_is_not_judged() -> None:
-    sample = await ThreadScorer(Judging(lambda _: 1.0)).score(PROMPT, rollout(finish="abort"))
-    assert sample.reward is None and "aborted" in str(sample.error)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"finish_reason": "abort"}, "aborted"),
+        ({"finish_reason": "deadline", "token_ids": [], "seconds": 30.0}, "within 30 s"),
+        ({"token_ids": []}, "no token"),
+    ],
+)
+async def test_where_there_is_nothing_to_judge_nobody_is_asked(changes: dict[str, Any], words: str) -> None:
+    sample = await ThreadScorer(Judging(lambda _: 1.0)).score(PROMPT, replace(rollout(), **changes))
+    assert sample.reward is None and words in str(sample.error)
 
 
 async def test_a_slow_verifier_costs_its_own_sample_alone() -> None:

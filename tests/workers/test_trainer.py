@@ -245,6 +245,23 @@ def test_non_finite_batches_are_skipped_counted_and_stop_the_run(make: Any) -> N
         trainer.train(poisoned)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_overflow_end_the_run_before_anybody_sees_them(make: Any, value: float) -> None:
+    trainer = make()
+    trainer.train(make_batch())
+    step = trainer._stepper.adamw.step
+
+    def overflow() -> None:
+        step()
+        with torch.no_grad():
+            next(reversed(trainer._stepper.masters.values())).view(-1)[-1] = value
+
+    trainer._stepper.adamw.step = overflow
+    with pytest.raises(NonFinite, match="not finite after an optimizer step") as error:
+        trainer.train(make_batch())
+    assert error.value.field == "optimizer.learning_rate" and "checkpoint" in str(error.value.cure)
+
+
 def test_interrupt_leaves_the_last_step_standing(make: Any) -> None:
     trainer = make(batch={"micro_tokens": 64})
     trainer.train(make_batch())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Any
 
@@ -80,6 +81,18 @@ class EnvironmentMissing(HeadraceError, RuntimeError):
     """Something the machine lacks: a package, disk space, a model, a cluster."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+class StorageError(HeadraceError, OSError):
+    """A disk that takes no more, or fails. Told by another process, it is the same error here: what waits for room goes on waiting."""
+
+    @classmethod
+    def of(cls, error: OSError) -> StorageError:
+        where = f" ({error.filename})" if error.filename else ""
+        cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see the system's log: the disk may be failing"
+        told = cls(f"{error.strerror or error}{where}", cure=cure, retryable=True)
+        told.errno = error.errno
+        return told
 
 
 class EngineError(HeadraceError, RuntimeError):

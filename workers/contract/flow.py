@@ -20,6 +20,14 @@ class Rollout(Block):
         64, ge=1, le=4096, title="Slots an engine", description="Samples decoded at the same time.", json_schema_extra=main()
     )
     threads: int = Field(0, ge=0, le=1024, title="Threads an engine", description="CPU threads. 0: shared out over the cores.")
+    deadline_s: float = Field(
+        3600.0,
+        gt=0,
+        le=31_536_000,
+        title="Sample's deadline",
+        description="Longest that an engine may take for one sample; one that takes longer is dropped, and counted.",
+        json_schema_extra=main(unit="s"),
+    )
     route: Literal["least_tokens", "prefix"] = Field(
         "least_tokens",
         title="Routing",

@@ -63,7 +63,7 @@ def assemble(
         clock=clock,
         environment=EmulatedEnvironment(),
         scorer=EmulatedScorer(clock, reward),
-        pool=Pool(made, config.rollout.max_running, time, route=config.rollout.route),
+        pool=Pool(made, config.rollout.max_running, time, route=config.rollout.route, deadline_s=config.rollout.deadline_s),
         buffer=registry.resolve("buffer", config.buffer.kind)(config.buffer, config.batch.prompts),
         staleness=registry.resolve("staleness", config.staleness.over_limit)(config.staleness),
         partial=[registry.resolve("partial", kind)() for kind in config.partial],

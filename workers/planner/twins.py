@@ -17,6 +17,7 @@ from workers.planner.costs import Costs
 from workers.records import Batch, EngineStatus, Manifest, Prompt, Rollout, Sample, SampleRequest, StepResult, UpdateReport
 from workers.requests import stream_key
 from workers.rollout.base import Generator
+from workers.scoring.base import unjudged
 
 
 class EmulatedTrainer:
@@ -88,8 +89,9 @@ class EmulatedScorer:
     async def score(self, prompt: Prompt, rollout: Rollout) -> Sample:
         if self._seconds:
             await self._clock.sleep(self._seconds)
-        if rollout.finish_reason == "abort":
-            return Sample(rollout, error="the rollout was aborted")
+        nothing = unjudged(rollout)
+        if nothing is not None:
+            return Sample(rollout, error=nothing)
         reward = self._reward(rollout)
         return Sample(rollout, error="the verifier raised") if reward is None else Sample(rollout, text="x", reward=reward)
 

@@ -15,6 +15,15 @@ class Judge(Protocol):
     def verify(self, prompt: Prompt, text: str) -> tuple[float, str | None]: ...
 
 
+def unjudged(rollout: Rollout) -> str | None:
+    """Why there is nothing to judge in it; None: there is. No verifier is asked then, which would call nothing a wrong answer."""
+    if rollout.finish_reason == "abort":
+        return "the rollout was aborted"
+    if rollout.finish_reason == "deadline":
+        return f"no engine returned it within {rollout.seconds:g} s (rollout.deadline_s)"
+    return None if rollout.token_ids else "the engine returned no token"
+
+
 class Scorer(Protocol):
     """A stage of its own, between generation and the buffer: samples may come back in any order."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from workers.contract.errors import EngineError
 from workers.records import Prompt, Rollout, Sample
-from workers.scoring.base import Judge
+from workers.scoring.base import Judge, unjudged
 
 # Threads cannot be stopped. This many abandoned ones mean that the verifier hangs as a rule.
 MAX_ABANDONED = 64
@@ -26,8 +26,9 @@ class ThreadScorer:
 
     async def score(self, prompt: Prompt, rollout: Rollout) -> Sample:
         """Called for every rollout, evaluation included. Raises EngineError only when verifiers hang as a rule."""
-        if rollout.finish_reason == "abort":
-            return Sample(rollout=rollout, error="the rollout was aborted")
+        nothing = unjudged(rollout)
+        if nothing is not None:
+            return Sample(rollout=rollout, error=nothing)
         async with self._room:
             judged = self._start(prompt, rollout)
             try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import DatabaseError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
+from headrace import trouble
 from headrace.api import limits
 from headrace.experiments.problems import BadInput, IdempotencyConflict, WrongState
 from headrace.teams.services import NotAllowed
@@ -33,6 +35,7 @@ def install(api: NinjaAPI) -> None:
         HeadraceError: _headrace,
         HttpError: _http,
         Http404: _missing,
+        **dict.fromkeys(trouble.KINDS, _database),
     }
     for kind, handler in handlers.items():
         api.add_exception_handler(kind, handler)
@@ -82,6 +85,10 @@ def _headrace(request: HttpRequest, error: HeadraceError) -> HttpResponse:
 
 def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
     return problem(error.status_code, "bad_request", str(error), cure="send a JSON body as /api/v1/openapi.json describes")
+
+
+def _database(request: HttpRequest, error: DatabaseError) -> HttpResponse:
+    return trouble.as_json(error)
 
 
 def _missing(request: HttpRequest, error: Exception) -> HttpResponse:

@@ -13,6 +13,7 @@ from headrace.telemetry import codec
 from headrace.telemetry.ingest import heard, ingest
 from headrace.telemetry.problems import BadBody, TooLarge
 from workers.contract.events import MAX_BATCH_BYTES, EventBatch, IngestReply
+from workers.contract.failpoints import reached
 
 router = Router(tags=["attempts"], auth=AttemptTokenAuth())
 
@@ -34,6 +35,7 @@ def append_events(request: HttpRequest, attempt_id: str, replay: bool = False) -
     attempt: Attempt = request.auth  # type: ignore[attr-defined]
     fence, columns = codec.parse_batch(codec.read_body(_body(request), request.headers.get("Content-Encoding", "")))
     reply = ingest(attempt.public_id, fence, columns, replay=replay)
+    reached("ingest.committed")
     return HttpResponse(reply.model_dump_json(), content_type="application/json")
 
 

@@ -23,6 +23,7 @@ from headrace.experiments import lifecycle
 from headrace.experiments.models import Artifact, Attempt, Run
 from headrace.experiments.states import AttemptState, RunState
 from workers.contract.events import Control
+from workers.contract.failpoints import reached
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +73,12 @@ def submit(attempt: Attempt, ship_s: float = 0.0) -> None:
     settle_origin(attempt, ship_s)
     submission_id = submission_id_of(attempt)
     lifecycle.attempt_claimed(attempt, submission_id)
+    reached("launch.claimed")
     jobs = jobs_of(attempt)
     # The driver gives its actors variables of its own; without the last one Ray refuses to add them to the job's.
     variables = {RUN_VARIABLE: attempt.run.public_id, ATTEMPT_VARIABLE: attempt.public_id, "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
     fresh = jobs.submit(submission_id, entrypoint(attempt, folder), variables)
+    reached("launch.taken")
     lifecycle.attempt_submitted(attempt, submission_id)
     log.info("run %s: job %s %s", attempt.run.public_id, submission_id, "submitted" if fresh else "was submitted before")
     if attempt.is_over and fresh:

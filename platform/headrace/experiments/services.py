@@ -25,6 +25,7 @@ from headrace.teams.services import require
 from workers.contract import loading
 from workers.contract.config import RunConfig
 from workers.contract.events import Control
+from workers.contract.failpoints import reached
 
 MOST_TAGS = 20
 _OWNED = ("config", "project", "parent", "experiment", "sweep", "forked_from")
@@ -141,6 +142,7 @@ def cancel_run(run: Run, user: User | None) -> bool:
             lifecycle.transition(locked, RunState.STOPPING, cause="cancel was asked for", actor=actor, attempt=attempt)
         audit.record("run.cancel", user=user, team=locked.team, obj=locked)
         run.refresh_from_db()
+    reached("cancel.marked")
     return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from headrace.experiments.models import Attempt
+from workers.contract.failpoints import reached
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +16,7 @@ def wake_launcher(attempt: Attempt) -> bool:
     """Send the launch message. False: the broker did not take it, which the reconciler makes good."""
     from headrace.celery import app
 
+    reached("submit.accepted")
     try:
         app.send_task(LAUNCH_TASK, args=[attempt.public_id], retry=False)
     except Exception as error:  # whatever the broker's client raises: the run is queued and none of it may fail the request

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from headrace.supervisor.layout import port_is_free
+from workers.contract import failpoints
 from workers.contract.errors import EnvironmentMissing
 
 NEEDED_BYTES = 1_000_000_000
@@ -82,8 +83,16 @@ def holder_of(port: int) -> str:
     return "another process"
 
 
+def check_failpoints() -> None:
+    """They make processes kill themselves: right for a test of the parts, never for a server that people use."""
+    armed = os.environ.get(failpoints.VARIABLE)
+    if armed:
+        raise EnvironmentMissing("failpoints are armed", field=failpoints.VARIABLE, value=armed, cure="unset it; it is for tests alone")
+
+
 def check_machine(data: Path) -> None:
     """Everything but the port, which a killed earlier start may still hold until it is cleared."""
     check_python()
+    check_failpoints()
     check_folder(data)
     check_space(data)

@@ -25,6 +25,7 @@ from headrace.telemetry.models import EventBatch
 from headrace.telemetry.problems import Conflict, EventsGone, FencedOut, Gap, IngestProblem
 from headrace.telemetry.signals import batch_stored
 from workers.contract.events import Control, IngestReply
+from workers.contract.failpoints import reached
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def ingest(attempt_public_id: str, fence: int, columns: Columns, *, replay: bool
                 if not replay:
                     transaction.on_commit(lambda: _tell(attempt, stored))
             attempt.save(update_fields=changed)
+            reached("ingest.stored")
             # effects may have moved the run on: its control is read afterwards
             attempt.run.refresh_from_db(fields=["control", "state"])
             return IngestReply(ingested_through=attempt.ingested_through, control=_control(attempt, was_over and not replay))

@@ -69,6 +69,7 @@ class Stepper:
         self.adamw.step()
         self.clear()
         self.spread.stepped(self.masters)
+        self._check_weights(rate)
         self.skipped_in_a_row = 0
         return {"loss/grad_norm": norm, "loss/learning_rate": rate}
 
@@ -114,6 +115,20 @@ class Stepper:
         self.adamw.state.update(state)
         self.attempts, self.skipped = int(counters["attempts"]), int(counters["skipped"])
         self.skipped_in_a_row = int(counters["skipped_in_a_row"])
+
+    def _check_weights(self, rate: float) -> None:
+        """A finite step may still overflow. Such weights must be neither published nor saved, and no step leads back: the run ends.
+
+        The maximum norm is that of the largest absolute value; a NaN anywhere makes it NaN.
+        """
+        largest = torch._foreach_norm([master for master in self.masters.values() if master.numel()], float("inf"))
+        if not all(math.isfinite(value) for value in torch.stack(list(largest)).tolist()):
+            raise NonFinite(
+                "a weight was not finite after an optimizer step",
+                field="optimizer.learning_rate",
+                value=rate,
+                cure="lower the learning rate and resume: the last checkpoint is from before it happened",
+            )
 
     def _skip(self, loss: float, norm: float) -> None:
         self.skipped += 1

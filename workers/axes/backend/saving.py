@@ -19,6 +19,7 @@ from workers.axes.backend.spread import Spread
 from workers.axes.backend.tensorfile import Entry, write
 from workers.axes.lora.base import Adapters
 from workers.contract.errors import CheckpointError, EngineError
+from workers.contract.failpoints import reached
 
 OPTIMIZER, COUNTERS = "optimizer.safetensors", "trainer.json"
 
@@ -30,6 +31,7 @@ def save(folder: Path, adapters: Adapters, stepper: Stepper, base: str, counters
     entries = {name: Entry(master.dtype, spread.shape(name, master)) for name, master in masters.items()}
     write(folder / adapters.file, entries, lambda name: spread.whole("master", name, masters[name].detach()))
     adapters.save_config(folder, base)
+    reached("save.trainer")
     states: dict[str, Entry] = {}
     if stepper.has_state:
         for name, entry in entries.items():

@@ -16,6 +16,7 @@ from workers import registry
 from workers.axes.transport.base import Link
 from workers.contract.config import RunConfig
 from workers.contract.errors import HeadraceError
+from workers.contract.failpoints import reached
 from workers.records import Batch, Manifest, SampleRequest, from_wire, to_wire
 
 
@@ -35,7 +36,10 @@ class GeneratorRole:
         if method == "generate":
             return to_wire(await self._engine.generate(from_wire(SampleRequest, args["request"])))
         if method == "update":
-            return to_wire(await self._engine.update(from_wire(Manifest, args["manifest"])))
+            reached("receive.begun")
+            report = await self._engine.update(from_wire(Manifest, args["manifest"]))
+            reached("receive.served")
+            return to_wire(report)
         if method == "status":
             return to_wire(await self._engine.status())
         if method == "ping":
@@ -56,10 +60,13 @@ class TrainerRole:
     async def call(self, method: str, args: dict[str, Any]) -> Any:
         if method == "train":
             result = await asyncio.to_thread(self._trainer.train, from_wire(Batch, args["batch"]))
+            reached("train.stepped")
             result.metrics["system/trainer_rss"] = float(resident_bytes())
             return to_wire(result)
         if method == "publish":
-            return to_wire(await asyncio.to_thread(self._trainer.publish, args["version"], args["receivers"]))
+            manifest = await asyncio.to_thread(self._trainer.publish, args["version"], args["receivers"])
+            reached("publish.written")
+            return to_wire(manifest)
         if method == "checkpoint":
             return await asyncio.to_thread(self._trainer.checkpoint, Path(args["folder"]), args["restore"])
         if method == "interrupt":

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import struct
 from typing import Any, TypeVar
 
 import msgpack
 
 from workers.contract import errors
-from workers.contract.errors import EngineError, HeadraceError
+from workers.contract.errors import EngineError, HeadraceError, StorageError
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 30
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 E = TypeVar("E", bound=HeadraceError)
 
 
@@ -44,6 +46,8 @@ def write_body(writer: asyncio.StreamWriter, body: bytes) -> None:
 
 def error_to_wire(error: BaseException) -> dict[str, Any]:
     """Always packable: a text that is not valid Unicode is escaped."""
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        error = StorageError.of(error)
     if isinstance(error, HeadraceError):
         data = error.as_dict()
     else:

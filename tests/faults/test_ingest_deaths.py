@@ -1,0 +1,107 @@
+"""A server that dies while it stores, over and over; a driver that is paused past its attempt: every event once, one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.web_rig import ROOT, WebServer
+from tests.faults.checker import check
+from tests.faults.history import History, lives_of
+from tests.faults.real_runs import ASYNCIO, NEVER, left_of, spec_of
+from tests.faults.served import Keeper, make, stored
+from tests.platform_tests import postgres_rig
+from tests.workers.test_run import wait_for
+from tests.workers.tiny_model import make_tiny_model
+from workers.contract import failpoints, loading
+from workers.contract.errors import ExitCode
+from workers.emit import Emitter
+from workers.ship import AttemptFile, Shipper
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WebServer]:
+    """With a database of its own; nothing is started yet."""
+    (tmp_path / "server").mkdir()
+    made = WebServer(tmp_path / "server")
+    with ExitStack() as stack:
+        if request.param == "postgres":
+            found = postgres_rig.programs()
+            if found is None:
+                pytest.skip("no PostgreSQL here (Debian: apt-get install postgresql)")
+            made.env["HEADRACE_DATABASE_URL"] = stack.enter_context(postgres_rig.server(found, durable=True))
+        made.manage("migrate", "--verbosity", "0")
+        stack.callback(made.stop)
+        yield made
+
+
+@pytest.mark.parametrize("point", ["ingest.stored", "ingest.committed"])
+def test_a_server_killed_while_it_stores_keeps_every_event_once(server: WebServer, tmp_path: Path, point: str) -> None:
+    """Before the commit nothing of the batch may stay; after it the sender, who heard nothing, must not double it."""
+    facts = make(server, "run", "{}")
+    server.env[failpoints.VARIABLE] = f"{point}=kill@4"  # each new process dies at its fourth batch
+    out = tmp_path / "out"
+    emitter = Emitter(out / "spool")
+    file = AttemptFile(facts["run"], facts["attempt"], 1, 1, server.url, facts["token"])
+    acked = []
+    with Keeper(server) as keeper:
+        shipper = Shipper(file, out / "spool", durable=lambda: emitter.durable_seq)
+        emitter.listeners.append(shipper.wake)
+        shipper.start()
+        emitter.emit("started", {"config_digest": "d", "provenance": {}, "resumed_from": None, "lanes": ["trainer"]})
+        step = 0
+        while keeper.deaths < 3 or step < 60:
+            step += 1
+            emitter.step = step
+            emitter.metrics({"reward/mean": step / 1000})
+            acked.append(shipper.through)
+            time.sleep(0.05)
+            assert step < 4000, "it does not die"
+        assert emitter.close()
+        assert shipper.stop(60), shipper.last_error
+        server.env.pop(failpoints.VARIABLE)
+    server.stop()
+    server.start()
+    (life,) = lives_of(out)
+    life.stored, life.acked = stored(server, facts["run"], 1, facts["api"]), max(acked)
+    assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
+    assert len(life.stored) == len(life.events)
+
+
+def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, tmp_path: Path) -> None:
+    """It wakes when a newer attempt has the run: it may store nothing more, says why it ends, and leaves nothing."""
+    model = make_tiny_model(tmp_path / "model")
+    spec = spec_of(tmp_path, model, **ASYNCIO, budget={"steps": 5000}, checkpoint={"every_steps": 5}, evaluation=NEVER)
+    facts = make(server, "run", spec.read_text())
+    server.start()
+    note, out = tmp_path / "attempt.json", tmp_path / "out"
+    base = {"run": facts["run"], "attempt": facts["attempt"], "number": 1, "fence": 1, "server": server.url, "token": facts["token"]}
+    note.write_text(json.dumps(base))
+    command = [sys.executable, "-m", "workers", "run", str(spec), "--out", str(out), "--attempt-file", str(note), "--quiet"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(out, "checkpoint")
+        process.send_signal(signal.SIGSTOP)
+        held = len(stored(server, facts["run"], 1, facts["api"]))
+        second = make(server, "next", facts["run"])
+        assert second["fence"] == 2
+        process.send_signal(signal.SIGCONT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == ExitCode.FENCED, said
+        assert "a newer attempt took over" in said
+        assert left_of(facts["run"]) == []
+        assert len(stored(server, facts["run"], 1, facts["api"])) == held, "nothing of the old attempt was taken any more"
+        (finished,) = lives_of(out)[-1].of("finished")
+        assert finished["data"]["outcome"] == "cancelled" and finished["data"]["cause"]["type"] == "Fenced"
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
