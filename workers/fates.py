@@ -18,17 +18,13 @@ class Fates:
     def trained(self, batch: Batch) -> None:
         """Called after each step. A row: group, prompt, completion slots, version of the oldest token, version at dispatch."""
         rows = [
-            [group.id, group.prompt.id, _slots(group.samples), group.oldest_version, group.dispatched_version] for group in batch.groups
+            [group.id, group.prompt.id, indices(group.samples), group.oldest_version, group.dispatched_version] for group in batch.groups
         ]
         self._batch = {"step": batch.step, "version": batch.version, "groups": rows}
 
-    def left(self, group: Group, slots: Iterable[int], reason: str) -> None:
+    def left(self, group: Group, slots: list[int], reason: str) -> None:
         """Called when slots of a group leave the flow untrained. A row: group, prompt, completion slots, reason."""
-        self._left.append([group.id, group.prompt.id, list(slots), reason])
-
-    def samples_left(self, group: Group, samples: Iterable[Sample], reason: str) -> None:
-        """The same for samples that are known."""
-        self.left(group, _slots(samples), reason)
+        self._left.append([group.id, group.prompt.id, slots, reason])
 
     def take(self) -> dict[str, Any] | None:
         """What happened since the last call, once; None: nothing."""
@@ -37,5 +33,6 @@ class Fates:
         return {"batch": batch, "left": left} if batch or left else None
 
 
-def _slots(samples: Iterable[Sample]) -> list[int]:
+def indices(samples: Iterable[Sample]) -> list[int]:
+    """The completion slots of these samples."""
     return [sample.rollout.index for sample in samples]

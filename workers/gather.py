@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from workers.fates import indices
 from workers.parts import TRAINER, Parts
 from workers.records import Group, Sample
 
@@ -76,8 +77,7 @@ class Gather:
         elif len(kept) < 2:
             self._refuse(group, "stale", buffered=True)
         else:
-            parts.samples.drop(len(old), "stale", buffered=True)
-            parts.fates.samples_left(group, old, "stale")
+            parts.drop(group, indices(old), "stale", buffered=True)
             group.samples = kept
             return True
         return False

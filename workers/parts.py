@@ -50,3 +50,8 @@ class Parts:
     rates: Rates = field(default_factory=Rates)
     waiting_for_batch: bool = False
     held: bool = False  # paused: nothing is dispatched, trained or published
+
+    def drop(self, group: Group, slots: list[int], reason: str, *, buffered: bool) -> None:
+        """Called when slots of a group leave the flow untrained: counted by reason, and kept by name until it is told."""
+        self.samples.drop(len(slots), reason, buffered=buffered)
+        self.fates.left(group, slots, reason)

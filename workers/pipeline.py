@@ -20,6 +20,7 @@ from collections import Counter
 from workers import admission, gauges, report, steering
 from workers.contract.failpoints import reached
 from workers.evaluate import evaluate
+from workers.fates import indices
 from workers.flight import Flight
 from workers.gather import LOOK_AROUND_S, Gather
 from workers.parts import TRAINER, Parts
@@ -113,8 +114,7 @@ class Pipeline:
         if parts.config.rewards.on_truncated in ("mask", "penalise"):
             parts.samples.effects[f"truncated_{parts.config.rewards.on_truncated}"] += sum(sample.truncated for sample in group.samples)
         for reason, samples in verdict.left.items():
-            parts.samples.drop(len(samples), reason, buffered=False)
-            parts.fates.samples_left(group, samples, reason)
+            parts.drop(group, indices(samples), reason, buffered=False)
             report.left(parts, group, samples, reason)
         if verdict.refuse is None or (verdict.refuse == "zero_variance" and self._keeps_equal()):
             reached("group.admitted")
@@ -148,8 +148,7 @@ class Pipeline:
 
     def _refuse(self, group: Group, reason: str, *, buffered: bool) -> None:
         """Drops a whole group, counted and told. Too many in a row with nothing trained is a failure, not a wait."""
-        self.parts.samples.drop(len(group.samples), reason, buffered=buffered)
-        self.parts.fates.samples_left(group, group.samples, reason)
+        self.parts.drop(group, indices(group.samples), reason, buffered=buffered)
         report.dropped(self.parts, group, reason)
         self._groups -= 1
         if reason != "overwritten" or self.parts.waiting_for_batch:  # while the trainer works, a ring may turn as often as it likes
@@ -270,8 +269,7 @@ class Pipeline:
         parts.progress.version = manifest.version
         for group in self.flight.give_up(manifest.version):
             given_up = slots_of(parts.config, group)
-            parts.samples.drop(len(given_up), "cancelled", buffered=False)
-            parts.fates.left(group, given_up, "cancelled")
+            parts.drop(group, given_up, "cancelled", buffered=False)
             parts.progress.told.count("cancelled", len(given_up))
             self._groups -= 1
         self._done["publish"] = parts.progress.step
@@ -299,12 +297,8 @@ class Pipeline:
         """What is still under way is counted as dropped and ends."""
         parts = self.parts
         for group in self.flight.groups.values():
-            self._ended(group, slots_of(parts.config, group), buffered=False)
+            parts.drop(group, slots_of(parts.config, group), "run_ended", buffered=False)
         for group in (*parts.buffer.contents(), *parts.progress.batch):
-            self._ended(group, slots_of(parts.config, group), buffered=True)
+            parts.drop(group, slots_of(parts.config, group), "run_ended", buffered=True)
         report.groups(parts)
         parts.samples.check()
-
-    def _ended(self, group: Group, slots: list[int], *, buffered: bool) -> None:
-        self.parts.samples.drop(len(slots), "run_ended", buffered=buffered)
-        self.parts.fates.left(group, slots, "run_ended")
