@@ -76,6 +76,46 @@ def test_a_server_killed_while_it_stores_keeps_every_event_once(server: WebServe
     assert len(life.stored) == len(life.events)
 
 
+def test_a_database_that_crashes_while_it_stores_keeps_every_event_once(tmp_path: Path) -> None:
+    found = postgres_rig.programs()
+    if found is None:
+        pytest.skip("no PostgreSQL here (Debian: apt-get install postgresql)")
+    (tmp_path / "server").mkdir()
+    server, out = WebServer(tmp_path / "server"), tmp_path / "out"
+    with postgres_rig.cluster(found, durable=True) as database:
+        server.env["HEADRACE_DATABASE_URL"] = database.url
+        server.manage("migrate", "--verbosity", "0")
+        facts = make(server, "run", "{}")
+        server.start()
+        try:
+            emitter, troubles = Emitter(out / "spool"), []
+            file = AttemptFile(facts["run"], facts["attempt"], 1, 1, server.url, facts["token"])
+            shipper = Shipper(file, out / "spool", durable=lambda: emitter.durable_seq, on_trouble=troubles.append)
+            emitter.listeners.append(shipper.wake)
+            shipper.start()
+            emitter.emit("started", {"config_digest": "d", "provenance": {}, "resumed_from": None, "lanes": ["trainer"]})
+            acked = 0
+            for step in range(1, 241):
+                emitter.step = step
+                emitter.metrics({"reward/mean": step / 1000})
+                time.sleep(0.03)
+                if step in (80, 160):
+                    acked = shipper.through
+                    assert acked > 0
+                    database.crash()
+                if step in (120, 200):
+                    database.start()
+            assert emitter.close()
+            assert shipper.stop(60), shipper.last_error
+            assert any("503" in said for said in troubles) and any("sent again" in said for said in troubles), troubles
+            (life,) = lives_of(out)
+            life.stored, life.acked = stored(server, facts["run"], 1, facts["api"]), acked
+        finally:
+            server.stop()
+    assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
+    assert len(life.stored) == len(life.events)
+
+
 def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, tmp_path: Path) -> None:
     """It wakes when a newer attempt has the run: it may store nothing more, says why it ends, and leaves nothing."""
     model = make_tiny_model(tmp_path / "model")
