@@ -296,7 +296,7 @@ class Pipeline:
     def _settle(self) -> None:
         """What is still under way is counted as dropped and ends."""
         parts = self.parts
-        for group in self.flight.groups.values():
+        for group in (*self.flight.groups.values(), *parts.progress.unfinished):  # those, where dispatch had no turn before the end
             parts.drop(group, slots_of(parts.config, group), "run_ended", buffered=False)
         for group in (*parts.buffer.contents(), *parts.progress.batch):
             parts.drop(group, slots_of(parts.config, group), "run_ended", buffered=True)

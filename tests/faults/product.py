@@ -195,13 +195,9 @@ class Product:
             number, folder = attempt["number"], self.layout.runs / run / f"attempt-{attempt['number']}"
             for life in lives_of(folder, number):
                 life.stored, life.acked = self.stored(run, number), self.told.get(run, {}).get(number, 0)
-                life.origin = next((one.spool for one in reversed(lives) if _saved(one)), "")
+                life.origin = next((one.spool for one in reversed(lives) if any(Path(one.spool).glob("checkpoints/step-*"))), "")
                 lives.append(life)
         config = loading.resolve(found["config"])
         cause = next((str(row["exit_cause"]) for row in reversed(found["attempts"]) if row.get("exit_cause")), "")
         stopped = run in self.stopped
         return History(config, lives, state=found["state"], cause=cause, stopped_early=stopped, left=left_of(run))
-
-
-def _saved(life: Life) -> bool:
-    return bool(life.of("checkpoint"))

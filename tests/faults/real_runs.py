@@ -37,35 +37,45 @@ def spec_of(folder: Path, model: Path, **blocks: Any) -> Path:
     return path
 
 
-def start(spec: Path, out: Path, points: str = "", *more: str) -> subprocess.Popen[str]:
+def start(spec: Path, out: Path, points: str = "", *more: str) -> subprocess.Popen[bytes]:
     """A run, or the resume of what lies in `out`, with failpoints armed in all its processes."""
-    what = ["resume", str(out)] if (out / "checkpoints").is_dir() and any((out / "checkpoints").glob("step-*")) else []
+    what = ["resume", str(out)] if any((out / "checkpoints").glob("step-*")) else []
     if not what:
         _forget(out)
         what = ["run", str(spec), "--out", str(out)]
     environment = {**os.environ, failpoints.VARIABLE: points}
     command = [sys.executable, "-m", "workers", *what, "--quiet", *more]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with _said_in(out).open("ab") as said:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+
+
+def said(out: Path) -> str:
+    """What drivers of this folder have said on stderr."""
+    return _said_in(out).read_text(errors="replace") if _said_in(out).exists() else ""
 
 
 def live(spec: Path, out: Path, points: str = "", *more: str, seconds: float = 180) -> tuple[int, str]:
     """The same, to its end: (exit code, what it said on stderr)."""
-    process = start(spec, out, points, *more)
-    _, said = process.communicate(timeout=seconds)
-    return process.returncode, said
+    before = len(said(out))
+    with living(spec, out, points, *more) as process:
+        code = process.wait(timeout=seconds)
+    return code, said(out)[before:]
 
 
 @contextmanager
-def living(spec: Path, out: Path, points: str = "", *more: str) -> Iterator[subprocess.Popen[str]]:
+def living(spec: Path, out: Path, points: str = "", *more: str) -> Iterator[subprocess.Popen[bytes]]:
     """The same, for who wants to act meanwhile; ended when the context is left."""
-    with (out.parent / "stderr.txt").open("a") as said:
-        process = start(spec, out, points, *more)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            said.write(process.communicate(timeout=60)[1])
+    process = start(spec, out, points, *more)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(timeout=60)
+
+
+def _said_in(out: Path) -> Path:
+    return out.with_name(f"{out.name}.stderr")
 
 
 def history_of(out: Path, **known: Any) -> History:
@@ -83,7 +93,7 @@ def trained_prompts(lives: list[Life]) -> dict[int, str]:
     return found
 
 
-def member(process: subprocess.Popen[str], role: str) -> psutil.Process:
+def member(process: subprocess.Popen[bytes], role: str) -> psutil.Process:
     """The driver's child that hosts "generator" or "trainer", by the log that it writes to."""
     children = psutil.Process(process.pid).children(recursive=True)
     found = [child for child in children if role_of(child).startswith(role)]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.checker import check
 from tests.faults.history import lives_of
-from tests.faults.real_runs import ASYNCIO, NEVER, history_of, left_of, spec_of, start
+from tests.faults.real_runs import ASYNCIO, NEVER, history_of, left_of, said, spec_of, start
 from tests.workers.tiny_model import make_tiny_model
 from workers.checkpoint import Checkpoints
 from workers.contract.errors import ExitCode
@@ -47,8 +47,7 @@ def cancelled(folder: Path, model: Path, points: str, after_s: float) -> float:
     process = start(spec, out, points)
     try:
         if points:
-            assert process.stderr is not None
-            wait_until_held(folder, process, points)
+            wait_until_held(out, process, points)
         else:
             time.sleep(after_s)
         began = time.monotonic()
@@ -57,17 +56,17 @@ def cancelled(folder: Path, model: Path, points: str, after_s: float) -> float:
         time.sleep(0.05)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)  # twice is once
-        _, said = process.communicate(timeout=30)
+        process.wait(timeout=30)
         # Before Python has put its handlers up the signal is the kernel's; a run that was over anyway may say so.
         allowed = (ExitCode.CANCELLED, -signal.SIGTERM, *((ExitCode.OK,) if "end." in points else ()))
-        assert process.returncode in allowed, f"{process.returncode}: {said}"
+        assert process.returncode in allowed, f"{process.returncode}: {said(out)}"
         left = left_of(run, GONE_WITHIN_S - (time.monotonic() - began)) if run else []
         took = time.monotonic() - began
         assert left == [] and took <= GONE_WITHIN_S
     finally:
         if process.poll() is None:
             process.kill()
-            process.communicate()
+            process.wait()
     if (out / "spool").is_dir():
         history = history_of(out)
         assert [str(broken) for broken in check(history)] == []
@@ -82,7 +81,7 @@ def cancelled(folder: Path, model: Path, points: str, after_s: float) -> float:
     return took
 
 
-def run_of(process: subprocess.Popen[str]) -> str:
+def run_of(process: subprocess.Popen[bytes]) -> str:
     """The run's id, once its first process carries it; "" before."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -91,18 +90,13 @@ def run_of(process: subprocess.Popen[str]) -> str:
         return ""
 
 
-def wait_until_held(folder: Path, process: subprocess.Popen[str], points: str) -> None:
-    """Until the failpoint says that it is reached: the trainer's words stand in its log, the driver's come on its own stderr."""
-    point, log = points.partition("=")[0], folder / "out" / "logs" / "trainer.log"
-    assert process.stderr is not None
-    os.set_blocking(process.stderr.fileno(), False)
-    limit, said = time.monotonic() + 90, ""
-    while f"failpoint {point}" not in said:
-        assert time.monotonic() < limit and process.poll() is None, f"{point} was not reached: {said}"
-        said += process.stderr.read() or ""
-        said += log.read_text(errors="replace") if log.exists() else ""
+def wait_until_held(out: Path, process: subprocess.Popen[bytes], points: str) -> None:
+    """Until the failpoint says that it is reached: the trainer's words stand in its log, the driver's on its own stderr."""
+    point, log = points.partition("=")[0], out / "logs" / "trainer.log"
+    limit = time.monotonic() + 90
+    while f"failpoint {point}:" not in said(out) + (log.read_text(errors="replace") if log.exists() else ""):
+        assert time.monotonic() < limit and process.poll() is None, f"{point} was not reached: {said(out)}"
         time.sleep(0.02)
-    os.set_blocking(process.stderr.fileno(), True)
 
 
 @pytest.mark.parametrize("moment", HELD)
@@ -132,8 +126,8 @@ def many(model: Path, folder: Path, count: int) -> None:
 def test_what_is_over_is_not_cancelled(model: Path, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, model, **ASYNCIO, budget={"steps": 2}, checkpoint={"every_steps": 0}, evaluation=NEVER)
     process = start(spec, tmp_path / "out", "end.told=hang:3")
-    wait_until_held(tmp_path.parent / tmp_path.name, process, "end.told=hang:3")
+    wait_until_held(tmp_path / "out", process, "end.told=hang:3")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.wait(timeout=30)
     assert process.returncode == 0
     assert [event["data"]["outcome"] for event in lives_of(tmp_path / "out")[0].of("finished")] == ["succeeded"]

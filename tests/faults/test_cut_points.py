@@ -12,7 +12,7 @@ from tests.faults.history import digests
 from tests.faults.real_runs import ASYNCIO, DIED, KILLED, NEVER, STRICT, history_of, live, spec_of, trained_prompts
 from tests.workers.tiny_model import make_tiny_model
 
-STEPS = 24
+STEPS = 48
 # Each is reached in the named process; "@2": after a step with a checkpoint of its own, so that every life gets somewhere.
 CUTS = [
     "batch.gathered=kill@2",

@@ -91,7 +91,7 @@ SAVES = ("save.begun", "save.files", "save.manifest", "save.named")
 def test_a_disk_that_fails_at_every_point_of_a_save_costs_no_step_and_no_event(model: Path, tmp_path: Path, fault: str) -> None:
     """Five saves fail one after the other, each at another point, and the spool's disk takes nothing for a while: the run goes on."""
     points = [f"{point}={fault}@{number}" for number, point in enumerate(SAVES, 1)]
-    points += [f"save.trainer={fault}@6", f"spool.write={fault}@20x12", f"spool.sync={fault}@45x6"]
+    points += [f"save.trainer={fault}@6", f"spool.write={fault}@12x4", f"spool.sync={fault}@30x3"]
     spec = spec_of(tmp_path, model, **ASYNCIO, budget={"steps": 12}, checkpoint={"every_steps": 1, "keep_last": 3}, evaluation=NEVER)
     out = tmp_path / "out"
     code, said = live(spec, out, "; ".join(points))

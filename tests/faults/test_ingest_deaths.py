@@ -130,6 +130,7 @@ def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, 
     try:
         wait_for(out, "checkpoint")
         process.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # what it had sent by then is stored by now
         held = len(stored(server, facts["run"], 1, facts["api"]))
         second = make(server, "next", facts["run"])
         assert second["fence"] == 2
