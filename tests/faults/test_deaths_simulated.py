@@ -116,12 +116,12 @@ def train_again(parts: Any, disk: Disk | None) -> None:
 
 
 def bump_early(parts: Any, disk: Disk | None) -> None:
-    """The push of version 4 is cut, and the version advances all the same."""
+    """The push of version 2 is cut, and the version advances all the same."""
     update = parts.pool.update
 
     async def cut(manifest: Manifest) -> dict[str, UpdateReport]:
-        if manifest.version == 4:
-            return dict.fromkeys(parts.pool.engines, UpdateReport(4, manifest.digest, 0.0, 0.0, 0.0))
+        if manifest.version == 2 and disk is None:
+            return dict.fromkeys(parts.pool.engines, UpdateReport(2, manifest.digest, 0.0, 0.0, 0.0))
         reports: dict[str, UpdateReport] = await update(manifest)
         return reports
 
