@@ -34,6 +34,7 @@ LEVELS: dict[str, int] = {
             "pool",
             "progress",
             "told",
+            "fates",
             "starting",
             "rates",
             "report",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import loader
@@ -13,6 +15,7 @@ from django.template import loader
 log = logging.getLogger(__name__)
 
 RETRY_S = 5
+NO_ROOM_BYTES = 1_000_000
 KINDS = (OperationalError, InterfaceError)
 
 
@@ -56,7 +59,16 @@ def trouble_of(error: DatabaseError) -> Trouble:
     if getattr(error.__cause__, "sqlstate", None) == "53100":
         return FULL
     said = str(error).lower()
-    return next((trouble for words, trouble in _WORDS.items() if words in said), AWAY)
+    found = next((trouble for words, trouble in _WORDS.items() if words in said), AWAY)
+    return FULL if found is FAILING and _is_full() else found
+
+
+def _is_full() -> bool:
+    """SQLite calls it an I/O error where it is its index of the log that finds no room."""
+    try:
+        return shutil.disk_usage(settings.DATA_DIR).free < NO_ROOM_BYTES
+    except OSError:
+        return False
 
 
 def as_json(error: DatabaseError) -> HttpResponse:

@@ -12,9 +12,11 @@ from tests.faults.history import digests
 from tests.faults.real_runs import ASYNCIO, DIED, KILLED, NEVER, STRICT, history_of, live, spec_of, trained_prompts
 from tests.workers.tiny_model import make_tiny_model
 
-STEPS = 48
+STEPS = 40
 # Each is reached in the named process; "@2": after a step with a checkpoint of its own, so that every life gets somewhere.
 CUTS = [
+    "spool.write=kill@30",
+    "spool.sync=kill@20",
     "batch.gathered=kill@2",
     "train.stepped=kill@2",
     "step.trained=kill@2",
@@ -32,8 +34,6 @@ CUTS = [
     "save.manifest=kill@2",
     "save.named=kill@2",
     "save.told=kill@2",
-    "spool.write=kill@40",
-    "spool.sync=kill@40",
     "end.summary=kill",
     "end.told=kill",
 ]

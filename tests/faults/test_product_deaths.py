@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.dispatch import remains
+from headrace.supervisor.process import is_alive
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import assert_nothing_left
 from tests.faults.checker import check
@@ -124,7 +125,7 @@ def test_a_driver_that_stands_still_is_cancelled_and_never_wakes(product: Produc
     product.do(run, "cancel")  # twice is once
     wait_until(lambda: product.state(run) in OVER, 20, "the cancel carried out")
     wait_until(lambda: remains.gone(run), 10, f"nothing left of it: {remains.find(run)}")
-    assert product.state(run) == "cancelled" and not driver.is_running()
+    assert product.state(run) == "cancelled" and not is_alive(driver.pid)
     product.do(run, "resume")
     wait_until(lambda: product.state(run) in ("running", *OVER), 120, "attempt 2", every=0.3)
     product.wait_for_step(run, 6, 120)
