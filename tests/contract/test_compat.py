@@ -112,7 +112,7 @@ def test_the_cures_cure(sets: list[str]) -> None:
         (["loss.policy=reinforce_is", "loss.dual_clip=3"], "loss.dual_clip"),
         (["optimizer.warmup_steps=40", "budget.steps=40"], "optimizer.warmup_steps"),
         (["sampling.max_new_tokens=4000"], "batch.micro_tokens"),
-        (["buffer.depth=400"], "staleness.max_lag"),
+        (["buffer.depth=400", "staleness.depth_bound=null"], "staleness.max_lag"),
         (["rollout.max_running=4"], "rollout.max_running"),
         (["sync.every_steps=40", "budget.steps=40"], "sync.every_steps"),
         (["rollout.engines=2"], "transport.kind"),

@@ -32,7 +32,7 @@ def refused(**given_: Any) -> ConfigError:
 
 def test_nothing_given_is_the_demo() -> None:
     config = loading.resolve()
-    assert config.preset == "demo@1"
+    assert config.preset == "demo@2"
     assert config.environment.options == {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
@@ -50,7 +50,7 @@ def test_a_stored_config_outlives_its_preset() -> None:
     stored = {**loading.resolve().as_json(), "preset": "gone@9"}
     assert loading.resolve(stored).preset == "gone@9"
     assert refused(spec={"preset": "gone@9"}).field == "preset"
-    assert refused(spec={"preset": "demo@99"}).cure == "use demo@1"
+    assert refused(spec={"preset": "demo@99"}).cure == "use demo@2"
 
 
 def test_another_dataset_starts_without_the_words_of_the_one_below() -> None:

@@ -156,7 +156,7 @@ def _find(team: Team, user: User, runs: dict[str, Run], text: str) -> str:
         ("state:running,queued", "gamma alpha"),
         ("state!=running,queued", "beta"),
         ("preset:demo", "gamma beta alpha"),
-        ("preset:demo@1 id:none", ""),
+        ("preset:demo@2 id:none", ""),
         ("preset:verl*", ""),
         ("reward>0.6", "alpha"),
         ("reward>=0.2 reward<=0.2", "beta"),

@@ -170,7 +170,7 @@ def test_every_contender_gets_the_same_workload_seed_and_rule() -> None:
         assert entry.config.seed == entry.seed and entry.config.batch.prompts == 4 and entry.config.loss.clip_high == 0.3
         assert entry.config.budget.wall_s == 60 and entry.config.budget.steps == plan.STEPS_WITHOUT_BOUND
         assert plan.devices_of(entry.config) == 3
-    assert entries[1].config.staleness.max_lag == 0 and entries[1].config.preset == "demo@1"
+    assert entries[1].config.staleness.max_lag == 0 and entries[1].config.preset == "demo@2"
 
 
 @pytest.mark.parametrize(
