@@ -82,7 +82,8 @@ class Driver:
             self._restored, faults = resume.find(resume_from, config)
         # Attempts of one run share it, whatever folder they write to; a checkpoint of another run is known by it.
         lineage = resume.read_lineage(resume_from) if resume_from is not None else None
-        self.run_id = attempt.run if attempt else resume.own_id(resume_from) or uuid.uuid4().hex[:12]
+        # In place it is the same run again, which may have left shared memory; in another folder two may go on from it at once.
+        self.run_id = attempt.run if attempt else (resume.own_id(out) if resume_from == out else None) or uuid.uuid4().hex[:12]
         self._lineage = lineage or self.run_id
         self._held = claim(out, config, resume=resume_from == out)
         # Every process of a run carries both, so that "gone" can be checked; shared memory is named by them.

@@ -76,9 +76,9 @@ def read_lineage(folder: Path) -> str | None:
     return str(found) if found else None
 
 
-def own_id(folder: Path | None) -> str | None:
-    """The id that a run from the command line had from its first attempt on. None: it is new, or a server gave it its id."""
-    return read_lineage(folder) if folder is not None and not (folder / ATTEMPT_NOTE).exists() else None
+def own_id(folder: Path) -> str | None:
+    """The id that a run from the command line had from its first attempt on. None: not known, or a server gave it its id."""
+    return read_lineage(folder) if not (folder / ATTEMPT_NOTE).exists() else None
 
 
 def snapshot(parts: Parts, under_way: dict[str, Group]) -> dict[str, Any]:
