@@ -176,7 +176,7 @@ def _find(team: Team, user: User, runs: dict[str, Run], text: str) -> str:
         ("not tag:none", "beta alpha"),
         ("config.budget.steps>10", "beta"),
         ("budget.steps:3", "gamma alpha"),
-        ("config.staleness.depth_bound:none budget.steps:20", "beta"),
+        ("config.rollout.remote:none budget.steps:20", "beta"),
         ("config.environment.options.max_terms:2 beta", "beta"),
         ("config.environment.options.max_terms>2", ""),
         ("config.partial:continue gamma", "gamma"),
