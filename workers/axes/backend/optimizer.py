@@ -121,7 +121,8 @@ class Stepper:
 
         The maximum norm is that of the largest absolute value; a NaN anywhere makes it NaN.
         """
-        largest = torch._foreach_norm([master for master in self.masters.values() if master.numel()], float("inf"))
+        pieces = [master.detach() for master in self.masters.values() if master.numel()]
+        largest = torch._foreach_norm(pieces, float("inf"))
         if not all(math.isfinite(value) for value in torch.stack(list(largest)).tolist()):
             raise NonFinite(
                 "a weight was not finite after an optimizer step",
