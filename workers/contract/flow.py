@@ -25,8 +25,7 @@ class Rollout(Block):
         gt=0,
         le=31_536_000,
         title="Sample's deadline",
-        description="Longest that an engine may take for one sample; one that takes longer is dropped, and counted.",
-        json_schema_extra=main(unit="s"),
+        description="Seconds that an engine may take for one sample; one that takes longer is dropped, and counted.",
     )
     route: Literal["least_tokens", "prefix"] = Field(
         "least_tokens",
