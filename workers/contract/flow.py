@@ -25,7 +25,8 @@ class Rollout(Block):
         gt=0,
         le=31_536_000,
         title="Sample's deadline",
-        description="Seconds that an engine may take for one sample; one that takes longer is dropped, and counted.",
+        description="Longest that an engine may take for one sample; one that takes longer is dropped, and counted.",
+        json_schema_extra={"unit": "s"},
     )
     route: Literal["least_tokens", "prefix"] = Field(
         "least_tokens",
