@@ -21,6 +21,7 @@ from tests.workers.tiny_model import make_tiny_model
 from workers.checkpoint import Checkpoints
 from workers.contract.errors import ExitCode
 
+pytestmark = pytest.mark.alone  # ten seconds are ten seconds of a machine that does nothing else
 SEED = 50
 GONE_WITHIN_S = 10.0
 # Where the run is held so that the signal meets it there; None: it comes after so many seconds, whatever the run does then.
