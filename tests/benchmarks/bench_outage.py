@@ -44,7 +44,8 @@ def measure(folder: Path, away_s: float, steps: int, sets: list[str]) -> dict[st
     (folder / "server").mkdir()
     server = WebServer(folder / "server")
     server.manage("migrate", "--verbosity", "0")
-    config = loading.resolve(None, "demo", [*W1, "budget.steps=100000", *sets])
+    still = ["optimizer.learning_rate=1e-12"]  # what learns writes shorter samples, and its steps grow quicker by themselves
+    config = loading.resolve(None, "demo", [*W1, *still, "budget.steps=100000", *sets])
     facts = make(server, "run", config.model_dump_json())
     server.start()
     note, out, spec = folder / "attempt.json", folder / "out", folder / "spec.json"
