@@ -36,7 +36,7 @@ class Pool:
         time: TimeLedger,
         on_lost: Callable[[str, EngineError], None] | None = None,
         route: str = "least_tokens",
-        deadline_s: float = float("inf"),
+        deadline_s: float | None = None,
     ) -> None:
         self.engines = dict(engines)
         self.versions = dict.fromkeys(engines, 0)
@@ -91,7 +91,9 @@ class Pool:
             try:
                 return await self._generate_on(name, request)
             except TimeoutError:
-                return Rollout(request.id, request.group_id, request.index, [], [], [], "deadline", engine=name, seconds=self._deadline_s)
+                return Rollout(
+                    request.id, request.group_id, request.index, [], [], [], "deadline", engine=name, seconds=self._deadline_s or 0.0
+                )
             except EngineError as error:
                 refused += await self._lives(name, error)
                 if refused > 1 or not self.engines.keys() - tried:
@@ -168,14 +170,13 @@ class Pool:
             self.lost(name, error)
         return name in self.engines
 
-    async def _until_down(self, name: str, call: Awaitable[T], patience_s: float = float("inf")) -> T:
+    async def _until_down(self, name: str, call: Awaitable[T], patience_s: float | None = None) -> T:
         """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers. Raises TimeoutError
         after `patience_s`, where that is given; the call is taken back."""
         work, down = asyncio.ensure_future(call), self._down_future(name)
         both: set[asyncio.Future[Any]] = {work, down}
         try:
-            patience = patience_s if patience_s < float("inf") else None
-            await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             if down.done():

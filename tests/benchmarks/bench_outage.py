@@ -10,10 +10,8 @@ be there exactly once.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.benchmarks.shown import circumstances, table
 from tests.e2e.web_rig import WebServer
 from tests.faults.checker import check
 from tests.faults.history import History, lives_of
-from tests.faults.served import make, stored
+from tests.faults.served import driver_command, make, stored
 from workers.contract import loading
 
 
@@ -48,12 +46,9 @@ def measure(folder: Path, away_s: float, steps: int, sets: list[str]) -> dict[st
     config = loading.resolve(None, "demo", [*W1, *still, "budget.steps=100000", *sets])
     facts = make(server, "run", config.model_dump_json())
     server.start()
-    note, out, spec = folder / "attempt.json", folder / "out", folder / "spec.json"
-    base = {"run": facts["run"], "attempt": facts["attempt"], "number": 1, "fence": 1, "server": server.url, "token": facts["token"]}
-    note.write_text(json.dumps(base))
+    out, spec = folder / "out", folder / "spec.json"
     spec.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "workers", "run", str(spec), "--out", str(out), "--attempt-file", str(note), "--quiet"]
-    with subprocess.Popen(command) as driver:
+    with subprocess.Popen(driver_command(server, facts, spec, out)) as driver:
         try:
             until(lambda: len(step_times(out)) > steps, driver)
             left = time.time()
@@ -70,7 +65,7 @@ def measure(folder: Path, away_s: float, steps: int, sets: list[str]) -> dict[st
             driver.terminate()
             driver.wait(60)
     (life,) = lives_of(out)
-    life.stored = stored(server, facts["run"], 1, facts["api"])
+    life.stored = stored(server.url, facts["run"], 1, facts["api"])
     server.stop()
     wrong = [str(broken) for broken in check(History(config, [life]))]
     assert not wrong and len(life.stored) == len(life.events), wrong
@@ -93,7 +88,7 @@ def step_times(out: Path) -> list[tuple[float, float]]:
 
 
 def through(server: WebServer, facts: dict[str, str]) -> int:
-    return len(stored(server, facts["run"], 1, facts["api"]))
+    return len(stored(server.url, facts["run"], 1, facts["api"]))
 
 
 def until(condition, driver: subprocess.Popen[bytes]) -> None:  # type: ignore[no-untyped-def]

@@ -110,22 +110,20 @@ def resumed(history: History) -> list[str]:
 
 def bounded(history: History) -> list[str]:
     found = []
-    for life in history.lives:
-        for event in life.of("state"):
-            depth, capacity = event["data"]["buffer"]["depth"], event["data"]["buffer"]["capacity"]
-            if capacity is not None and depth > capacity:
-                found.append(f"attempt {life.number}, event {event['seq']}: the buffer holds {depth} of at most {capacity}")
+    for where, state in _states(history):
+        depth, capacity = state["buffer"]["depth"], state["buffer"]["capacity"]
+        if capacity is not None and depth > capacity:
+            found.append(f"{where}: the buffer holds {depth} of at most {capacity}")
     return found
 
 
 def slots(history: History) -> list[str]:
     found = []
-    for life in history.lives:
-        for event in life.of("state"):
-            told = event["data"]["samples"]
-            rest = told["trained"] + told["buffered"] + told["in_flight"] + sum(told["dropped"].values()) + told["lost"]
-            if rest != told["dispatched"] or min(told["trained"], told["buffered"], told["in_flight"]) < 0:
-                found.append(f"attempt {life.number}, event {event['seq']}: {told['dispatched']} dispatched, {rest} accounted for")
+    for where, state in _states(history):
+        told = state["samples"]
+        rest = told["trained"] + told["buffered"] + told["in_flight"] + sum(told["dropped"].values()) + told["lost"]
+        if rest != told["dispatched"] or min(told["trained"], told["buffered"], told["in_flight"]) < 0:
+            found.append(f"{where}: {told['dispatched']} dispatched, {rest} accounted for")
     fates, asked = _fates(history)
     for (group, slot), ends in fates.items():
         if len(ends) > 1:
@@ -211,6 +209,11 @@ def _complete(history: History, fates: dict[tuple[str, int], list[str]]) -> list
         if counts != Counter(figures):
             found.append(f"by name {dict(counts)}, by figures {figures}")
     return found
+
+
+def _states(history: History) -> list[tuple[str, dict[str, Any]]]:
+    """(where it was told, what) of every state of every attempt."""
+    return [(f"attempt {life.number}, event {event['seq']}", event["data"]) for life in history.lives for event in life.of("state")]
 
 
 def _work(life: Life) -> list[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,14 @@ import httpx
 import psutil
 
 from headrace.dispatch import remains
+from headrace.dispatch.folders import NOTE
 from headrace.supervisor.layout import Layout, free_ports
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up
-from tests.faults.history import Event, History, Life, lives_of
+from tests.faults.checker import check
+from tests.faults.history import History, Life, lives_of
 from tests.faults.real_runs import left_of, role_of
+from tests.faults.served import stored
 from workers.contract import loading
 
 TOKEN = """
@@ -175,17 +179,6 @@ class Product:
 
     # --- in the end
 
-    def stored(self, run: str, attempt: int) -> list[Event]:
-        """Every event that the server holds, as the API gives them."""
-        events: list[Event] = []
-        while True:
-            reply = self.call("GET", f"/runs/{run}/events", params={"attempt": attempt, "after": events[-1]["seq"] if events else 0})
-            assert reply.status_code == 200, reply.text
-            page = reply.json()["events"]
-            if not page:
-                return events
-            events += page
-
     def history(self, run: str) -> History:
         """What the run's drivers wrote, what the server holds of it, what was shown, how it ended."""
         found = self.run(run)
@@ -194,10 +187,21 @@ class Product:
         for attempt in sorted(found["attempts"], key=lambda row: row["number"]):
             number, folder = attempt["number"], self.layout.runs / run / f"attempt-{attempt['number']}"
             for life in lives_of(folder, number):
-                life.stored, life.acked = self.stored(run, number), self.told.get(run, {}).get(number, 0)
+                life.stored = stored(self.layout.base_url, run, number, self.token)
+                life.acked = self.told.get(run, {}).get(number, 0)
+                life.fence = json.loads((folder / NOTE).read_text())["fence"]
                 life.origin = next((one.spool for one in reversed(lives) if any(Path(one.spool).glob("checkpoints/step-*"))), "")
                 lives.append(life)
         config = loading.resolve(found["config"])
         cause = next((str(row["exit_cause"]) for row in reversed(found["attempts"]) if row.get("exit_cause")), "")
         stopped = run in self.stopped
         return History(config, lives, state=found["state"], cause=cause, stopped_early=stopped, left=left_of(run))
+
+    def findings(self, run: str) -> list[str]:
+        """What the checker says of an ended run, once the server holds every event that the run's drivers wrote."""
+
+        def told_to_its_end() -> bool:
+            return all(len(life.stored or []) >= life.events[-1]["seq"] for life in self.history(run).lives)
+
+        wait_until(told_to_its_end, 60, f"the whole spool of {run} to be stored", every=0.5)
+        return [str(broken) for broken in check(self.history(run))]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -45,11 +47,20 @@ def make(server: WebServer, *arguments: str) -> dict[str, Any]:
     return made
 
 
-def stored(server: WebServer, run: str, attempt: int, token: str) -> list[dict[str, Any]]:
+def driver_command(server: WebServer, facts: dict[str, Any], spec: Path, out: Path) -> list[str]:
+    """A driver of attempt 1 that tells this server; its note lies beside `out`."""
+    note = out.with_name("attempt.json")
+    own = {"run": facts["run"], "attempt": facts["attempt"], "number": 1, "fence": 1, "server": server.url, "token": facts["token"]}
+    note.write_text(json.dumps(own))
+    return [sys.executable, "-m", "workers", "run", str(spec), "--out", str(out), "--attempt-file", str(note), "--quiet"]
+
+
+def stored(url: str, run: str, attempt: int, token: str) -> list[dict[str, Any]]:
+    """Every event that the server at `url` holds of an attempt, as its API gives them."""
     events: list[dict[str, Any]] = []
     while True:
         after = events[-1]["seq"] if events else 0
-        address = f"{server.url}/api/v1/runs/{run}/events?attempt={attempt}&after={after}"
+        address = f"{url}/api/v1/runs/{run}/events?attempt={attempt}&after={after}"
         reply = httpx.get(address, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False)
         assert reply.status_code == 200, reply.text
         page = reply.json()["events"]

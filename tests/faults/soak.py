@@ -11,7 +11,6 @@ import psutil
 
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import assert_nothing_left
-from tests.faults.checker import check
 from tests.faults.product import Product
 from tests.faults.test_product_deaths import OVER, config
 
@@ -43,18 +42,13 @@ def soak(folder: Path, model: Path, minutes: float, seed: int = 0) -> dict[str, 
             product.do(runs[-1], "cancel")
         for run in runs:
             wait_until(lambda r=run: product.state(r) in OVER, 120, f"the end of {run}", every=0.5)
-            wait_until(lambda r=run: _told(product, r), 120, f"the spool of {run}", every=0.5)
-            found = [str(broken) for broken in check(product.history(run))]
+            found = product.findings(run)
             assert found == [], f"{run}: {found}"
     finally:
         if product.up.process.poll() is None:
             product.up.stop()
     assert_nothing_left(product.layout)
     return {"runs": len(runs), "kills": sum(kills.values()), "victims": kills, "growth": _growth(looks)}
-
-
-def _told(product: Product, run: str) -> bool:
-    return all(len(life.stored or []) >= life.events[-1]["seq"] for life in product.history(run).lives)
 
 
 def _kill(product: Product, run: str, victim: str) -> bool:

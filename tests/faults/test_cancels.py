@@ -17,7 +17,6 @@ import pytest
 from tests.faults.checker import check
 from tests.faults.history import lives_of
 from tests.faults.real_runs import ASYNCIO, NEVER, history_of, left_of, said, spec_of, start
-from tests.workers.tiny_model import make_tiny_model
 from workers.checkpoint import Checkpoints
 from workers.contract.errors import ExitCode
 
@@ -32,11 +31,6 @@ HELD = {
     "as it is named": "save.manifest=hang:1@1",
     "at its end": "end.summary=hang:1",
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def cancelled(folder: Path, model: Path, points: str, after_s: float) -> float:

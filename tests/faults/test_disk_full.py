@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.conftest import wait_until
 from tests.e2e.web_rig import WebServer
 from tests.faults.checker import check
 from tests.faults.history import History, lives_of
 from tests.faults.real_runs import ASYNCIO, NEVER, history_of, spec_of
 from tests.faults.served import make, stored
-from tests.workers.tiny_model import make_tiny_model
 from workers.contract import loading
 from workers.emit import Emitter
 from workers.ship import AttemptFile, Shipper
@@ -70,10 +70,10 @@ def test_a_full_disk_under_the_database_is_said_and_nothing_is_lost(small_disk: 
     try:
         emitter.emit("started", {"config_digest": "d", "provenance": {}, "resumed_from": None, "lanes": ["trainer"]})
         tell(emitter, 200)
-        until(lambda: shipper.through >= 100, "the first events")
+        wait_until(lambda: shipper.through >= 100, 30, "the first events")
         filler = fill(small_disk)
         tell(emitter, 400)
-        until(lambda: any("503" in said for said in troubles), f"the trouble told: {troubles}")
+        wait_until(lambda: any("503" in said for said in troubles), 30, f"the trouble told: {troubles}")
         held = shipper.through
         headers = {"Authorization": f"Bearer {facts['api']}"}
         seen = httpx.get(f"{server.url}/api/v1/runs/{facts['run']}", headers=headers, trust_env=False, timeout=30)
@@ -85,12 +85,12 @@ def test_a_full_disk_under_the_database_is_said_and_nothing_is_lost(small_disk: 
         )
         assert refused.status_code == 503 and refused.json()["code"] == "storage_full", refused.text
         filler.unlink()
-        until(lambda: shipper.through > held, f"it goes on by itself: {shipper.last_error}")
+        wait_until(lambda: shipper.through > held, 30, f"it goes on by itself: {shipper.last_error}")
         assert emitter.close()
         assert shipper.stop(60), shipper.last_error
         assert any("sent again" in said for said in troubles)
         (life,) = lives_of(out)
-        life.stored, life.acked = stored(server, facts["run"], 1, facts["api"]), held
+        life.stored, life.acked = stored(server.url, facts["run"], 1, facts["api"]), held
         assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
         assert len(life.stored) == len(life.events)
     finally:
@@ -100,8 +100,7 @@ def test_a_full_disk_under_the_database_is_said_and_nothing_is_lost(small_disk: 
     base.close()
 
 
-def test_a_full_disk_under_the_logs_costs_their_lines_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model")
+def test_a_full_disk_under_the_logs_costs_their_lines_and_nothing_else(small_disk: Path, model: Path, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, model, **ASYNCIO, budget={"steps": 6}, evaluation=NEVER)
     fill(small_disk)
     command = [sys.executable, "-m", "workers", "run", str(spec), "--out", str(small_disk.parent), "--quiet"]
@@ -116,10 +115,3 @@ def tell(emitter: Emitter, count: int) -> None:
         emitter.step += 1
         emitter.log("info", os.urandom(400).hex())
         time.sleep(0.002)
-
-
-def until(condition, what: str, seconds: float = 60) -> None:  # type: ignore[no-untyped-def]
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.05)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,10 +15,9 @@ from tests.e2e.web_rig import ROOT, WebServer
 from tests.faults.checker import check
 from tests.faults.history import History, lives_of
 from tests.faults.real_runs import ASYNCIO, NEVER, left_of, spec_of
-from tests.faults.served import Keeper, make, stored
+from tests.faults.served import Keeper, driver_command, make, stored
 from tests.platform_tests import postgres_rig
 from tests.workers.test_run import wait_for
-from tests.workers.tiny_model import make_tiny_model
 from workers.contract import failpoints, loading
 from workers.contract.errors import ExitCode
 from workers.emit import Emitter
@@ -71,7 +68,7 @@ def test_a_server_killed_while_it_stores_keeps_every_event_once(server: WebServe
     server.stop()
     server.start()
     (life,) = lives_of(out)
-    life.stored, life.acked = stored(server, facts["run"], 1, facts["api"]), max(acked)
+    life.stored, life.acked = stored(server.url, facts["run"], 1, facts["api"]), max(acked)
     assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
     assert len(life.stored) == len(life.events)
 
@@ -110,29 +107,25 @@ def test_a_database_that_crashes_while_it_stores_keeps_every_event_once(tmp_path
             # A request may wait in the server until the database is back: then the sender hears of nothing at all.
             assert all("503" in said or "sent again" in said or "timed out" in said.lower() for said in troubles), troubles
             (life,) = lives_of(out)
-            life.stored, life.acked = stored(server, facts["run"], 1, facts["api"]), acked
+            life.stored, life.acked = stored(server.url, facts["run"], 1, facts["api"]), acked
         finally:
             server.stop()
     assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
     assert len(life.stored) == len(life.events)
 
 
-def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, tmp_path: Path) -> None:
+def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, model: Path, tmp_path: Path) -> None:
     """It wakes when a newer attempt has the run: it may store nothing more, says why it ends, and leaves nothing."""
-    model = make_tiny_model(tmp_path / "model")
     spec = spec_of(tmp_path, model, **ASYNCIO, budget={"steps": 5000}, checkpoint={"every_steps": 5}, evaluation=NEVER)
     facts = make(server, "run", spec.read_text())
     server.start()
-    note, out = tmp_path / "attempt.json", tmp_path / "out"
-    base = {"run": facts["run"], "attempt": facts["attempt"], "number": 1, "fence": 1, "server": server.url, "token": facts["token"]}
-    note.write_text(json.dumps(base))
-    command = [sys.executable, "-m", "workers", "run", str(spec), "--out", str(out), "--attempt-file", str(note), "--quiet"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    out = tmp_path / "out"
+    process = subprocess.Popen(driver_command(server, facts, spec, out), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(out, "checkpoint")
         process.send_signal(signal.SIGSTOP)
         time.sleep(1)  # what it had sent by then is stored by now
-        held = len(stored(server, facts["run"], 1, facts["api"]))
+        held = len(stored(server.url, facts["run"], 1, facts["api"]))
         second = make(server, "next", facts["run"])
         assert second["fence"] == 2
         process.send_signal(signal.SIGCONT)
@@ -140,7 +133,7 @@ def test_a_driver_paused_past_its_attempt_is_fenced_and_ends(server: WebServer, 
         assert process.returncode == ExitCode.FENCED, said
         assert "a newer attempt took over" in said
         assert left_of(facts["run"]) == []
-        assert len(stored(server, facts["run"], 1, facts["api"])) == held, "nothing of the old attempt was taken any more"
+        assert len(stored(server.url, facts["run"], 1, facts["api"])) == held, "nothing of the old attempt was taken any more"
         (finished,) = lives_of(out)[-1].of("finished")
         assert finished["data"]["outcome"] == "cancelled" and finished["data"]["cause"]["type"] == "Fenced"
     finally:

@@ -18,18 +18,13 @@ from headrace.dispatch import remains
 from headrace.supervisor.process import is_alive
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import assert_nothing_left
-from tests.faults.checker import check
 from tests.faults.product import Product
-from tests.workers.tiny_model import make_tiny_model
+from tests.faults.real_runs import NEVER
+from tests.workers.test_run import SHAPE
 
 pytestmark = pytest.mark.e2e
 SEED = 61
 OVER = ("succeeded", "failed", "cancelled", "lost")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +40,9 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 
 def config(model: Path, steps: int, **blocks: Any) -> dict[str, Any]:
-    task = {"dataset": "chain_sum", "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, "size": 64}
-    return {
-        "environment": task,
-        "model": {"path": str(model), "dtype": "float32"},
-        "batch": {"prompts": 2, "group_size": 4},
-        "sampling": {"max_new_tokens": 8},
-        "rollout": {"max_running": 8, "threads": 1},
-        "backend": {"threads": 1},
-        "buffer": {"depth": 4},
-        "lora": {"rank": 2, "alpha": 4.0},
-        "evaluation": {"every_steps": 0, "at_start": False, "at_end": False, "prompts": 4},
-        "checkpoint": {"every_steps": 5},
-        "budget": {"steps": steps},
-        **blocks,
-    }
-
-
-def findings(product: Product, run: str) -> list[str]:
-    wait_until(lambda: told_to_its_end(product, run), 60, "the whole spool to be stored", every=0.5)
-    return [str(broken) for broken in check(product.history(run))]
-
-
-def told_to_its_end(product: Product, run: str) -> bool:
-    """Whether the server holds every event that the run's drivers wrote."""
-    lives = product.history(run).lives
-    return all(len(life.stored or []) >= life.events[-1]["seq"] for life in lives)
+    """The command's own tests' job, on Ray, with room to be killed in."""
+    here = {"model": {"path": str(model), "dtype": "float32"}, "evaluation": NEVER, "checkpoint": {"every_steps": 5}}
+    return {**SHAPE, **here, "budget": {"steps": steps}, **blocks}
 
 
 def test_the_control_plane_dies_part_by_part_and_training_goes_on(product: Product, model: Path) -> None:
@@ -86,7 +58,7 @@ def test_the_control_plane_dies_part_by_part_and_training_goes_on(product: Produ
     product.do(run, "stop")
     wait_until(lambda: product.state(run) in OVER, 60, "its orderly end")
     assert product.state(run) == "succeeded"
-    assert findings(product, run) == [], f"seed {SEED}"
+    assert product.findings(run) == [], f"seed {SEED}"
 
 
 @pytest.mark.parametrize("victim", ["driver", "generator", "trainer", "raylet", "gcs"])
@@ -112,7 +84,7 @@ def test_whoever_dies_the_cause_is_shown_and_a_resume_goes_on(product: Product, 
     product.do(run, "cancel")
     wait_until(lambda: product.state(run) in OVER, 30, "the end")
     assert product.state(run) == "cancelled"
-    assert findings(product, run) == []
+    assert product.findings(run) == []
 
 
 def test_a_driver_that_stands_still_is_cancelled_and_never_wakes(product: Product, model: Path) -> None:
@@ -133,7 +105,7 @@ def test_a_driver_that_stands_still_is_cancelled_and_never_wakes(product: Produc
     wait_until(lambda: product.state(run) in OVER, 30, "the end")
     product.do(run, "cancel")  # of what is over changes nothing
     assert product.state(run) == "cancelled"
-    assert findings(product, run) == []
+    assert product.findings(run) == []
 
 
 def test_the_supervisor_dies_and_the_next_start_says_what_became_of_the_run(tmp_path: Path, model: Path) -> None:
@@ -154,7 +126,7 @@ def test_the_supervisor_dies_and_the_next_start_says_what_became_of_the_run(tmp_
         product.wait_for_step(run, 8, 120)
         product.do(run, "cancel")
         wait_until(lambda: product.state(run) in OVER, 30, "the end")
-        assert findings(product, run) == []
+        assert product.findings(run) == []
     finally:
         if product.up.process.poll() is None:
             product.up.stop()
