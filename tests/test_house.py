@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.tiny_model import make_tiny_model
 from workers import registry
 from workers.contract import axes, events, metrics
 
@@ -199,6 +200,20 @@ def test_no_file_is_long() -> None:
     assert len(files) > 100
     long = {str(file.relative_to(ROOT)): lines for file in files if (lines := file.read_text(encoding="utf-8").count("\n")) > MAX_LINES}
     assert not long
+
+
+def test_the_driver_of_a_prepared_run_loads_no_torch(tmp_path: Path) -> None:
+    """It computes nothing: torch would cost each run seconds at its start and memory all through."""
+    code = """import sys
+from pathlib import Path
+import workers.driver
+from workers.contract import loading
+from workers.environments.build import build
+config = loading.resolve(None, "demo", [])
+"""
+    model = make_tiny_model(tmp_path / "model")
+    code += f"build(config, Path({str(model)!r}))\nprint('torch' in sys.modules)"
+    assert fresh(code, tmp_path).splitlines()[-1] == "False"
 
 
 def test_every_module_says_what_it_is() -> None:

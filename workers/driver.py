@@ -20,7 +20,7 @@ from typing import Any
 
 from workers import models, registry, report, resume, starting
 from workers.axes.orchestration.base import Orchestration, Pools
-from workers.axes.transport.shared_memory import sweep
+from workers.axes.transport.leftovers import sweep
 from workers.background import in_background
 from workers.checkpoint import Checkpoint, Checkpoints
 from workers.clock import WallClock

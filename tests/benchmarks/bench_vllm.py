@@ -29,7 +29,7 @@ from tests.benchmarks.bench_sync import RANK, adapter
 from tests.benchmarks.shown import circumstances, table
 from workers import models, registry
 from workers.axes.transport.base import Link
-from workers.axes.transport.shared_memory import SEGMENTS
+from workers.axes.transport.leftovers import SEGMENTS
 from workers.contract.config import RunConfig
 from workers.records import Manifest, SampleRequest, UpdateReport
 from workers.rollout.torch.shape import read_shape

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.workers.tiny_model import make_tiny_model, make_tiny_tokenizer
 from workers.contract.config import RunConfig
@@ -17,6 +18,7 @@ from workers.environments.build import LanguageEnvironment, build, make_task
 from workers.environments.extract import choose, extract
 from workers.environments.rendering import Renderer
 from workers.environments.source import PromptSource
+from workers.models import BUILT_IN, locate
 from workers.records import Prompt
 
 
@@ -129,6 +131,24 @@ def test_a_template_without_a_system_turn_gets_the_prompt_in_front(tmp_path: Pat
     bare = Renderer(plain, "Be brief.")
     assert bare.decode(bare.render("1 + 1")) == "Be brief.\n\n1 + 1\n"
     assert made.template_hash != bare.template_hash != Renderer(plain, "Be long.").template_hash
+
+
+@pytest.mark.model
+def test_a_tokenizer_loaded_without_torch_is_the_one_that_transformers_chooses() -> None:
+    folder = locate(BUILT_IN)
+    ours, theirs = Renderer(folder, "Be brief."), AutoTokenizer.from_pretrained(folder)
+    assert type(ours._tokenizer) is PreTrainedTokenizerFast
+
+    @given(st.text(max_size=60))
+    @settings(max_examples=200, deadline=None)
+    def alike(text: str) -> None:
+        turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+        ids = ours.render(text)
+        assert ids == theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+    alike()
+    assert ours._tokenizer.eos_token_id == theirs.eos_token_id
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.workers.transport_rig import (
 from workers import registry
 from workers.axes.transport.base import Transport
 from workers.axes.transport.digest import digest_of
-from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix, sweep
+from workers.axes.transport.leftovers import SEGMENTS, segment_prefix, sweep
 from workers.contract.axes import TransportKind
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest

@@ -41,7 +41,7 @@ from workers.axes.transport.base import Link
 from workers.axes.transport.cuda_ipc import CudaIpcTransport
 from workers.axes.transport.digest import RUN as RUN_BYTES
 from workers.axes.transport.digest import digest_of
-from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix, sweep
+from workers.axes.transport.leftovers import SEGMENTS, segment_prefix, sweep
 from workers.contract.config import Transport
 from workers.contract.errors import DigestMismatch, EngineError, EnvironmentMissing
 

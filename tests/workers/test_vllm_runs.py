@@ -14,7 +14,7 @@ import pytest
 
 from tests.workers.test_run import SHAPE, command, events, processes_of, wait_for
 from tests.workers.tiny_model import make_tiny_model
-from workers.axes.transport.shared_memory import sweep
+from workers.axes.transport.leftovers import sweep
 from workers.rollout.vllm import install
 
 pytestmark = pytest.mark.alone

@@ -19,7 +19,7 @@ import torch
 from workers import registry
 from workers.axes.transport.base import Link, Transport
 from workers.axes.transport.digest import digest_of
-from workers.axes.transport.shared_memory import SEGMENTS
+from workers.axes.transport.leftovers import SEGMENTS
 from workers.contract import config
 from workers.records import Manifest, to_wire
 

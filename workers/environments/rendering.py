@@ -10,6 +10,9 @@ from typing import Any
 
 from workers.contract.errors import EnvironmentMissing
 
+# Tokenizers that are their tokenizer.json and nothing else. To look for another class loads torch and all that models need: 3 s.
+PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
 
 class Renderer:
     """Applies the model's own chat template once, at dispatch; from there on only token ids travel.
@@ -101,8 +104,10 @@ def _load(folder: Path) -> Any:
         raise EnvironmentMissing(
             "the package transformers is not installed", field="model.path", value=str(folder), cure='pip install "headrace[engine]"'
         ) from error
+    plain = _read(folder / "tokenizer_config.json").get("tokenizer_class") in PLAIN and (folder / "tokenizer.json").is_file()
+    loader = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EnvironmentMissing(
             f"its tokenizer cannot be loaded: {error}", field="model.path", value=str(folder), cure="give a folder with a tokenizer"

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from workers import models
-from workers.axes.transport.shared_memory import SEGMENTS, segment_prefix
+from workers.axes.transport.leftovers import SEGMENTS, segment_prefix
 from workers.contract.config import Lora
 from workers.contract.errors import EngineError
 
