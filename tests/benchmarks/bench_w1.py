@@ -24,6 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import reasoning_gym
+
 from tests.benchmarks.bench_run import first_at
 from tests.benchmarks.memory import watched
 from tests.benchmarks.shown import circumstances, table
@@ -37,9 +39,19 @@ IN_TURN = ("staleness.max_lag=0", 'staleness.depth_bound={"value": 1, "unit": "b
 Stretch = tuple[float, float]
 
 
+def questions(folder: Path, seed: int) -> Path:
+    """The 512 sums that both sides learn from. Which of them are hard decides how fast they learn, so they must be the same."""
+    file = folder / f"questions-{seed}.jsonl"
+    tasks = reasoning_gym.create_dataset("chain_sum", size=512, seed=seed, min_terms=2, max_terms=2, min_digits=1, max_digits=1)
+    file.write_text("".join(json.dumps({"prompt": task["question"], "answer": task["answer"]}) + "\n" for task in tasks))
+    return file
+
+
 def headrace(out: Path, steps: int, seed: int, sets: list[str]) -> dict[str, Any]:
     """Runs W1 and returns what trl_w1.py returns, with overlap and lag. Raises CalledProcessError where the run failed."""
-    chosen = [*W1, f"budget.steps={steps}", f"seed={seed}", *sets]
+    # One of the questions is held out, for an evaluation that is not made.
+    asked = (f"environment.dataset={questions(out.parent, seed)}", 'environment.options={"held_out_share": 0.001}')
+    chosen = [*W1, *asked, f"budget.steps={steps}", f"seed={seed}", *sets]
     command = [sys.executable, "-m", "workers", "run", "--preset", "demo", "--quiet", "--out", str(out)]
     with watched([*command, *(part for item in chosen for part in ("--set", item))]) as peaks:
         pass
@@ -85,11 +97,11 @@ def busy(train: list[Stretch], generate: list[Stretch]) -> dict[str, float]:
     }
 
 
-def trl(python: str, steps: int, seed: int, threads: int = 2) -> dict[str, Any]:
+def trl(python: str, folder: Path, steps: int, seed: int, threads: int = 2) -> dict[str, Any]:
     """Runs W1 on TRL. Raises CalledProcessError where that failed."""
     script = Path(__file__).with_name("trl_w1.py")
-    folder = models.locate("smollm2-135m-instruct")
-    command = [python, str(script), str(folder), str(steps), str(seed), str(threads)]
+    model = models.locate("smollm2-135m-instruct")
+    command = [python, str(script), str(model), str(questions(folder, seed)), str(steps), str(seed), str(threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
@@ -145,7 +157,7 @@ def runs(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         run = headrace(folder / f"seed-{seed}", given.steps, seed, given.sets)
         yield {**run, "overlap": rate(run) / slower} if slower else run
         if given.trl:
-            yield trl(given.trl, given.trl_steps, seed)
+            yield trl(given.trl, folder, given.trl_steps, seed)
 
 
 def verdict(done: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """The job W1 on TRL's synchronous GRPOTrainer. Run by bench_w1, with a Python that has TRL; prints one JSON line last.
 
-    python tests/benchmarks/trl_w1.py MODEL_FOLDER STEPS SEED THREADS
+    python tests/benchmarks/trl_w1.py MODEL_FOLDER QUESTIONS STEPS SEED THREADS
 
-W1: SmolLM2-135M-Instruct in bfloat16, LoRA rank 16 on every linear layer, chain_sum of two one-digit terms, 8 prompts x 8
+W1: SmolLM2-135M-Instruct in bfloat16, LoRA rank 16 on every linear layer, chain_sum of two one-digit terms (a JSONL file), 8 prompts x 8
 completions a step, at most 24 new tokens, temperature 1, no KL, learning rate 2e-4, token-mean loss, AdamW without decay.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 started = time.time()
 
-import reasoning_gym  # noqa: E402
 import torch  # noqa: E402
 import trl  # noqa: E402
 from datasets import Dataset  # noqa: E402
@@ -48,12 +47,12 @@ def rewards(completions: list[Any], answer: list[str], **others: Any) -> list[fl
 
 
 def main() -> None:
-    folder, steps, seed, threads = sys.argv[1], *map(int, sys.argv[2:5])
+    folder, questions, steps, seed, threads = *sys.argv[1:3], *map(int, sys.argv[3:6])
     torch.set_num_threads(threads)
-    size = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    tasks = reasoning_gym.create_dataset("chain_sum", size=512, seed=seed, **size)
+    with open(questions, encoding="utf-8") as file:
+        tasks = [json.loads(line) for line in file]
     rows = [
-        {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["question"]}], "answer": task["answer"]}
+        {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["prompt"]}], "answer": task["answer"]}
         for task in tasks
     ]
     settings = trl.GRPOConfig(
