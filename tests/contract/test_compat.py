@@ -58,7 +58,6 @@ def test_the_demo_passes_without_a_warning() -> None:
         ([*STRICT, "budget.wall_s=60"], "budget.wall_s"),
         ([*STRICT, VLLM], "determinism"),
         ([VLLM, "replay.sampling_mask=true", "sampling.top_p=0.9"], "replay.sampling_mask"),
-        ([VLLM, "replay.routing=r3"], "replay.routing"),
         ([VLLM, "lora.moe_experts=true"], "lora.moe_experts"),
         ([VLLM, "lora.kind=off", "transport.payload=expert_shards"], "transport.payload"),
         ([VLLM, "interrupt.kind=abort", "interrupt.kv_after=flush", 'partial=["save_resume"]'], "partial"),

@@ -117,7 +117,12 @@ def test_no_compiler_and_no_write_access_fall_back(fresh: Path, monkeypatch: pyt
         ("if (residual)", "if (0)"),
     ],
 )
-def test_a_library_that_computes_something_else_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
+def test_a_library_that_computes_something_else_is_not_used(
+    fresh: Path, kernels: NativeKernels, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str
+) -> None:
+    if right == "if (residual)" and not kernels.tiles:
+        pytest.skip("this processor has no AMX tiles: that product is never asked of the library")
+    native_kernels.cache_clear()
     for name in (native._HEADER, *native._SOURCES):
         source = (native._FOLDER / name).read_text()
         (fresh / name).write_text(source.replace(right, wrong))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.workers.engine_rig import (
 )
 from tests.workers.tiny_model import make_tiny_model, make_tiny_moe_model
 from workers import registry
+from workers.axes.backend.routing import recorded
 from workers.axes.transport.base import Link
 from workers.axes.transport.filesystem import FilesystemTransport
 from workers.contract.axes import INTERRUPTS
@@ -279,7 +281,14 @@ async def test_evaluation_goes_first_and_a_cancelled_caller_frees_its_slot(engin
     assert (await engine.status()).running == 0
 
 
-async def test_experts_are_loaded_again_too(tmp_path: Path) -> None:
+def experts_of(model, ids: list[int]) -> torch.Tensor:
+    """Whom transformers chooses for each of these input tokens: (positions, layers, k), sorted."""
+    with torch.no_grad(), recorded(model) as seen:
+        model(input_ids=torch.tensor([ids]), use_cache=False)
+    return torch.stack(seen, dim=1).sort(dim=2).values
+
+
+async def test_experts_are_loaded_again_and_told(tmp_path: Path) -> None:
     """A mixture of experts, published twice; last in this file, as it starts an engine of its own beside the first."""
     folder = make_tiny_moe_model(tmp_path / "model", seed=2, hidden=128)
     blocks = {
@@ -287,6 +296,7 @@ async def test_experts_are_loaded_again_too(tmp_path: Path) -> None:
         "lora": {"kind": "off"},
         "transport": {"payload": "full"},
         "rollout": {"engine": "vllm", "max_running": 3, "threads": 1},
+        "replay": {"routing": "r3"},
     }
     settings = RunConfig.model_validate(blocks)
     generator = registry.resolve("rollout", "vllm")(settings, NAME, FilesystemTransport(Link(RUN, tmp_path, NAME, settings.transport)))
@@ -302,5 +312,17 @@ async def test_experts_are_loaded_again_too(tmp_path: Path) -> None:
             done = await generator.generate(request(PROMPTS[1], version, 12))
             assert done.versions == [version] * 12
             assert torch.allclose(torch.tensor(done.logprobs), logprobs_of(reference, PROMPTS[1], done.token_ids), atol=1e-4)
+            several = await asyncio.gather(*(generator.generate(request(PROMPTS[index], 10 + index, 9 - 2 * index)) for index in range(4)))
+            for prompt, told in ((PROMPTS[1], done), *zip(PROMPTS, several, strict=False)):
+                chosen = experts_of(reference, prompt + told.token_ids[:-1])
+                assert told.routing is not None
+                record = torch.frombuffer(bytearray(base64.b64decode(told.routing)), dtype=torch.uint8).view(chosen.shape)
+                assert torch.equal(record.sort(dim=2).values.long(), chosen)
+        width = chosen.shape[1] * chosen.shape[2]
+        begun = base64.b64decode(done.routing)[: (len(PROMPTS[1]) + 4) * width]
+        prefix = {"prefix_ids": done.token_ids[:5], "prefix_logprobs": done.logprobs[:5], "prefix_versions": done.versions[:5]}
+        longer = await generator.generate(replace(request(PROMPTS[1], 3, 12), **prefix, prefix_routing=base64.b64encode(begun).decode()))
+        whole = base64.b64decode(longer.routing)
+        assert whole.startswith(begun) and len(whole) == (len(PROMPTS[1]) + len(longer.token_ids) - 1) * width
     finally:
         await generator.stop()

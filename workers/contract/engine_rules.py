@@ -22,7 +22,6 @@ def vllm(config: RunConfig) -> Iterator[ConfigError]:
             "it tells which tokens truncation left only where top-k bounds their number",
             "false, or sampling.top_k to 50",
         ),
-        ("replay.routing", "r3", replay.routing != "r3", "it is not asked which experts it chose", "off or r2"),
         (
             "lora.moe_experts",
             True,

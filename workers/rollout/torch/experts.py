@@ -103,6 +103,10 @@ class RoutingRecord:
             data = torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.uint8)
             self._parts, self._positions = [data.view(positions, -1)], positions
 
+    @property
+    def positions(self) -> int:
+        return self._positions
+
     def add(self, first: int, ids: torch.Tensor) -> None:
         """ids (n, layers, k) of the positions first..first + n. What is recorded stays: a cache computed again under other weights
         changes neither the tokens drawn nor what drew them."""

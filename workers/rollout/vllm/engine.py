@@ -58,7 +58,7 @@ class Meter(StatLoggerBase):  # type: ignore[misc]
 
 def start(config: RunConfig, folder: Path, meter: Meter) -> AsyncLLM:
     """Returns once the model is loaded. Raises whatever vLLM raises."""
-    gpu = torch.cuda.is_available()
+    gpu, routes = torch.cuda.is_available(), config.replay.routing == "r3"
     arguments = AsyncEngineArgs(
         model=str(folder),
         dtype=config.model.dtype,
@@ -72,6 +72,8 @@ def start(config: RunConfig, folder: Path, meter: Meter) -> AsyncLLM:
         distributed_executor_backend="mp",
         worker_extension_cls=f"{inside.Extension.__module__}.{inside.Extension.__qualname__}",
         weight_transfer_config=WeightTransferConfig(backend=inside.BACKEND),
+        enable_return_routed_experts=routes and gpu,
+        enable_prefix_caching=False if routes else None,  # nobody chooses experts for a token that is not computed
         # On CPU vLLM cannot take back a draw of a request with a seed, as it must after each part of a prompt but the last.
         enable_chunked_prefill=gpu,
         kv_cache_memory_bytes=None if gpu else _cache_bytes(),

@@ -10,9 +10,11 @@ are merged (see `weights`); new weights are loaded while nothing is decoded, wha
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -46,7 +48,9 @@ class VllmGenerator(Fronted[Change]):
         self._staging = Staging(folder, config.lora, getattr(torch, config.model.dtype))
         self._meter = Meter()
         self._vllm = start(config, folder, self._meter)
-        self._labelled = False
+        self._labelled = False  # whether vLLM has been told which version it serves
+        self._prepared: asyncio.Task[None] | None = None
+        self._tells_routing = bool(self._vllm.vllm_config.aux_output_config.enable_return_routed_experts)
 
     async def status(self) -> EngineStatus:
         self._check()
@@ -82,8 +86,14 @@ class VllmGenerator(Fronted[Change]):
         return settings.get_vocab_size(), settings.max_model_len
 
     async def _ready(self) -> None:
+        if self._prepared is None:
+            self._prepared = asyncio.create_task(self._prepare())
+        await asyncio.shield(self._prepared)
+
+    async def _prepare(self) -> None:
+        if self._replay.routing == "r3" and not self._tells_routing:
+            await self._vllm.collective_rpc("note_routing")
         if not self._labelled:
-            self._labelled = True
             await self._vllm.update_weight_version(str(self._version))
 
     def _admitted(self) -> None:
@@ -122,6 +132,8 @@ class VllmGenerator(Fronted[Change]):
         settings = _sampling(request, prefix, asked(request.top_k, vocabulary) if recorded else 0)
         (output,) = [output async for output in self._vllm.generate(prompt, settings, name)]
         (done,) = output.outputs
+        if sequence.routing is not None:
+            sequence.routing.add(0, await self._routing(name, done, len(prompt["prompt_token_ids"]) + len(done.token_ids) - 1))
         if not done.token_ids:
             return  # aborted before its first token
         told = done.logprobs
@@ -130,6 +142,22 @@ class VllmGenerator(Fronted[Change]):
         versions = [int(span.version) for span in done.weight_versions for _ in range(span.start, span.end)]
         for token, logprob, version, ids in zip(done.token_ids, logprobs, versions, left, strict=True):
             sequence.append(token, logprob, version, ids)
+
+    async def _routing(self, name: str, done: Any, positions: int) -> torch.Tensor:
+        """The experts of so many tokens, from the prompt's first on, (positions, layers x k), uint8."""
+        if self._tells_routing:
+            found = torch.from_numpy(done.routed_experts).to(torch.uint8) if done.routed_experts is not None else torch.empty(0, 1)
+        else:
+            ((count, told),) = (await self._vllm.collective_rpc("take_routing", args=(name,)))[:1]
+            found = torch.frombuffer(bytearray(base64.b64decode(told)), dtype=torch.uint8).view(count, -1) if count else torch.empty(0, 1)
+        if len(found) < positions and done.token_ids:
+            raise EngineError(
+                f"vLLM told the experts of {len(found)} tokens of {positions}",
+                field="replay.routing",
+                value=name,
+                cure="see the engine's log",
+            )
+        return found[:positions].flatten(1)
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -151,10 +179,11 @@ class VllmGenerator(Fronted[Change]):
                 still_since = await self._pause(change)
             await self._vllm.start_weight_update()
             await self._vllm.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path)}))
+            self._labelled = True
             await self._vllm.finish_weight_update(str(manifest.version))
         finally:
             path.unlink(missing_ok=True)
-        self._version, self._labelled = manifest.version, True
+        self._version = manifest.version
         self._interrupt.flipped(change)
         await self._vllm.reset_prefix_cache(reset_running_requests=change.recompute)
         await asyncio.shield(self._release())

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from workers.rollout.vllm import guard
+from workers.rollout.vllm.routing import Routes
 
 BACKEND = "headrace"
 
@@ -26,7 +27,18 @@ class GuardedExecutor(MultiprocExecutor):  # type: ignore[misc]
 
 
 class Extension:
-    """Named as `worker_extension_cls`, so that vLLM's workers import this module before they make their transfer engine."""
+    """Named as `worker_extension_cls`, so that vLLM's workers import this module before they make their transfer engine. Its methods
+    become theirs, called by `collective_rpc`."""
+
+    model_runner: Any
+    routes: Routes
+
+    def note_routing(self) -> None:
+        """Called once, where samples' experts are to be told and vLLM does not tell them."""
+        self.routes = Routes(self.model_runner)
+
+    def take_routing(self, request: str) -> tuple[int, str]:
+        return self.routes.take(request)
 
 
 @dataclass
