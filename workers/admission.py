@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from workers.contract.config import Rewards
 from workers.records import Group, Sample
 
-_ENDS = {"abort": "aborted", "deadline": "deadline"}
+_ENDS = {"abort": "aborted", "deadline": "deadline", "failed": "engine_failed"}
 
 
 @dataclass(frozen=True)

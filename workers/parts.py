@@ -49,6 +49,7 @@ class Parts:
     fates: Fates = field(default_factory=Fates)
     rates: Rates = field(default_factory=Rates)
     waiting_for_batch: bool = False
+    last_fault: str = ""  # why the last sample without a reward has none
     held: bool = False  # paused: nothing is dispatched, trained or published
 
     def drop(self, group: Group, slots: list[int], reason: str, *, buffered: bool) -> None:

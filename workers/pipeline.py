@@ -162,7 +162,7 @@ class Pipeline:
     def _count_refusal(self, reason: str) -> None:
         self._refused[reason] += 1
         if self._refused.total() >= REFUSED_BATCHES * self.parts.config.batch.prompts:
-            raise report.no_progress(self._refused)
+            raise report.no_progress(self._refused, self.parts.last_fault)
 
     async def _train(self) -> None:
         if self.parts.config.evaluation.at_start and self.parts.progress.step == 0:

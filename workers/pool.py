@@ -13,7 +13,7 @@ from workers.axes.orchestration.watch import answered, silence
 from workers.axes.orchestration.wire import copy_of
 from workers.contract.errors import EngineError
 from workers.ledger import TimeLedger
-from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
+from workers.records import EngineStatus, FinishReason, Manifest, Rollout, SampleRequest, UpdateReport
 from workers.rollout.base import Generator
 
 # "slots_full" and "enough" are no waits: the engines are busy, or what is under way suffices for the rest of the run.
@@ -81,7 +81,8 @@ class Pool:
         """Routes to the engine that parked the sample, else as `rollout.route` says.
 
         A request is dispatched again when its engine dies, and once when a living engine fails it; never twice to the same.
-        One that is not answered within the deadline is taken back: its rollout ended by "deadline" and has no tokens.
+        One that is not answered within the deadline is taken back, and one that living engines fail is given up: its rollout ended by
+        "deadline" or "failed" and has no tokens. Raises EngineError where no engine is left.
         """
         tried: set[str] = set()
         refused = 0
@@ -91,13 +92,11 @@ class Pool:
             try:
                 return await self._generate_on(name, request)
             except TimeoutError:
-                return Rollout(
-                    request.id, request.group_id, request.index, [], [], [], "deadline", engine=name, seconds=self._deadline_s or 0.0
-                )
+                return _nothing(request, "deadline", name, seconds=self._deadline_s or 0.0)
             except EngineError as error:
                 refused += await self._lives(name, error)
-                if refused > 1 or not self.engines.keys() - tried:
-                    raise
+                if self.engines and (refused > 1 or not self.engines.keys() - tried):
+                    return _nothing(request, "failed", name, error=str(error))
 
     async def update(self, manifest: Manifest) -> dict[str, UpdateReport]:
         """Hands a new version to every engine at once; returns when all living ones serve it. The digest must agree on each."""
@@ -227,3 +226,7 @@ class Pool:
             if not causes:
                 causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync", "paused") else "idle")
             self._time.set(name, causes)
+
+
+def _nothing(request: SampleRequest, ended: FinishReason, engine: str, *, seconds: float = 0.0, error: str = "") -> Rollout:
+    return Rollout(request.id, request.group_id, request.index, [], [], [], ended, engine=engine, seconds=seconds, error=error)

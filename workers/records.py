@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-FinishReason = Literal["stop", "length", "abort", "deadline"]  # deadline: no engine returned it in time; it has no tokens
+# deadline: no engine returned it in time; failed: engines raised. Neither has tokens.
+FinishReason = Literal["stop", "length", "abort", "deadline", "failed"]
 Purpose = Literal["train", "evaluation"]
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ class Rollout:
     finish_reason: FinishReason
     engine: str = ""
     seconds: float = 0.0  # from admission to the last token
+    error: str = ""  # what the engine raised, where it failed
     # replay.sampling_mask: by token, the ids that truncated sampling had left to choose from (the drawn one among them); an empty
     # list where it left all.
     support: list[list[int]] | None = None

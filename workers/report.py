@@ -98,8 +98,8 @@ def groups(parts: Parts) -> None:
         parts.emit.emit("groups", told)
 
 
-def no_progress(refused: Counter[str]) -> EngineError:
-    """The failure of a run that drops everything it generates."""
+def no_progress(refused: Counter[str], last_fault: str = "") -> EngineError:
+    """The failure of a run that drops everything it generates. last_fault: of the last sample that had no reward."""
     reason, count = refused.most_common(1)[0]
     cures = {
         "zero_variance": "the task is too easy or too hard for this model: choose another, or set rewards.zero_variance to keep",
@@ -108,8 +108,9 @@ def no_progress(refused: Counter[str]) -> EngineError:
         "overwritten": "the trainer is far slower than generation: raise buffer.ring, or choose a bounded buffer",
         "group_incomplete": "verifier or engine fail on nearly every sample: see the failed samples and their errors",
     }
+    last = f"; the last sample without a reward: {last_fault}" if last_fault and reason == "group_incomplete" else ""
     return EngineError(
-        f"{refused.total()} groups in a row were refused and none was trained, {count} of them as {reason}",
+        f"{refused.total()} groups in a row were refused and none was trained, {count} of them as {reason}{last}",
         field="sample_ledger.dropped",
         value=dict(refused),
         cure=cures.get(reason, "see the dropped samples"),
@@ -120,7 +121,8 @@ def left(parts: Parts, group: Group, samples: list[Sample], reason: str) -> None
     """Samples that leave their group: shown with the reason. One whose judgement failed is logged, and is never a reward of 0."""
     parts.progress.told.add(reason, group, samples)
     for sample in samples[:SAMPLES_A_GROUP]:
-        if reason in ("scoring_failed", "deadline", "empty"):
+        if reason in ("scoring_failed", "deadline", "empty", "engine_failed"):
+            parts.last_fault = sample.error or ""
             parts.emit.log("warning", f"sample {sample.rollout.id} has no reward: {sample.error}", "scoring")
         _sample(parts, group.id, group.prompt, sample, "failed" if sample.reward is None else "dropped", reason=reason)
 

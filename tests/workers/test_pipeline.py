@@ -136,6 +136,31 @@ def test_a_dead_engine_has_its_requests_dispatched_again_once() -> None:
     assert parts.samples.as_dict()["lost"] == 0
 
 
+def test_a_request_that_living_engines_fail_costs_its_sample_and_not_the_run() -> None:
+    async def main() -> Any:
+        parts = rig(config())
+        parts.pool.engines["generator/0"].fail_next = 3
+        await Pipeline(parts).run()
+        return parts
+
+    parts = run_virtual(main())
+    assert parts.progress.step == 10 and parts.samples.dropped["engine_failed"] == 3
+    failed = [data for data in parts.emit.of("sample") if data["drop_reason"] == "engine_failed"]
+    assert failed and all(data["reward"] is None and "fell over" in data["error"] for data in failed)
+
+
+def test_an_engine_that_fails_everything_ends_the_run_with_what_it_said() -> None:
+    async def main() -> str:
+        parts = rig(config())
+        parts.pool.engines["generator/0"].fail_next = 10**9
+        with pytest.raises(ExceptionGroup) as failure:
+            await Pipeline(parts).run()
+        return str(failure.value.exceptions[0])
+
+    said = run_virtual(main())
+    assert "as group_incomplete; the last sample without a reward: the engine failed it" in said and "fell over" in said
+
+
 def test_a_run_that_drops_everything_fails_and_says_why() -> None:
     async def main() -> str:
         parts = rig(config(rewards={"zero_variance": "drop"}), constant=1.0)

@@ -21,6 +21,8 @@ def unjudged(rollout: Rollout) -> str | None:
         return "the rollout was aborted"
     if rollout.finish_reason == "deadline":
         return f"no engine returned it within {rollout.seconds:g} s (rollout.deadline_s)"
+    if rollout.finish_reason == "failed":
+        return f"the engine failed it: {rollout.error}"
     return None if rollout.token_ids else "the engine returned no token"
 
 
