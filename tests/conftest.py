@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +32,38 @@ if "HEADRACE_TEST_DATABASE_URL" in os.environ:
 django.setup()
 
 
+# The files that take longest, the longest first. Two processes share the files: whoever began one of these last would be waited for.
+LONGEST = [
+    "faults/test_product_deaths.py",
+    "faults/test_cut_points.py",
+    "e2e/test_up.py",
+    "e2e/test_every_page.py",
+    "e2e/test_race_real.py",
+    "e2e/test_main_job.py",
+    "workers/test_run.py",
+    "workers/test_benchmarks.py",
+    "workers/test_starting.py",
+    "workers/test_orchestration.py",
+    "workers/test_presets_strict.py",
+]
+_seconds: Counter[str] = Counter()  # by file
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {str(Path(__file__).parent / name): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(str(item.path), len(rank)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What LONGEST should say."""
+    terminalreporter.section("slowest files")
+    for name, seconds in _seconds.most_common(12):
+        terminalreporter.write_line(f"{seconds:7.1f}s {name}")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """A failure is printed when it happens, and so is one that is tried again: a run that is ended from outside has then said why."""
+    _seconds[report.nodeid.partition("::")[0]] += report.duration
     if report.outcome in ("failed", "rerun") and "PYTEST_XDIST_WORKER" not in os.environ:
         print(
             f"\n{report.outcome}: {report.nodeid} ({report.when}, {report.duration:.0f} s)\n{report.longreprtext}\n",

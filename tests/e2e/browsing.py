@@ -31,7 +31,7 @@ def served() -> dict[str, str]:
 def server(tmp_path_factory: pytest.TempPathFactory, served: dict[str, str]) -> Iterator[WebServer]:
     web = WebServer(tmp_path_factory.mktemp("web"))
     web.env |= served
-    web.manage("migrate", "--verbosity", "0")
+    web.migrate()
     web.start()
     try:
         yield web

@@ -138,7 +138,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     web.env |= {"HEADRACE_ALERT_HOSTS": "127.0.0.1:9", "HEADRACE_TEST_HOOK": "http://127.0.0.1:9/hook"}
     web.env["HEADRACE_STATIC_COLLECTED"] = "1"  # as `headrace up` serves them
     web.manage("collectstatic", "--noinput", "--verbosity", "0")
-    web.manage("migrate", "--verbosity", "0")
+    web.migrate()
     web.start()
     try:
         yield web

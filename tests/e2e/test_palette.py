@@ -47,7 +47,7 @@ print(json.dumps([run.public_id, client.session.session_key]))
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str]]:
     """A signed-in page and the id of the one run there is. An error or a breach of the policy fails the module."""
     web = WebServer(tmp_path_factory.mktemp("keys"))
-    web.manage("migrate", "--verbosity", "0")
+    web.migrate()
     web.start()
     problems: list[str] = []
     try:

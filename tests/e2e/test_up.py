@@ -226,7 +226,7 @@ def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models
 
 @pytest.mark.model
 def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", command="demo", models=models)
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", *SETS, command="demo", models=models)
     wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.5)
     run = re.search(r"launched run (\w+)", demo.text)
     assert run and demo.process.poll() is None, demo.text

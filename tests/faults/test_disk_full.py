@@ -57,7 +57,7 @@ def fill(folder: Path) -> Path:
 
 def test_a_full_disk_under_the_database_is_said_and_nothing_is_lost(small_disk: Path, tmp_path: Path) -> None:
     server = WebServer(small_disk)
-    server.manage("migrate", "--verbosity", "0")
+    server.migrate()
     facts = make(server, "run", "{}")
     server.start()
     out = tmp_path / "out"  # the driver's disk is another one, with room

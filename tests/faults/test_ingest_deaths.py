@@ -35,7 +35,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WebServer
             if found is None:
                 pytest.skip("no PostgreSQL here (Debian: apt-get install postgresql)")
             made.env["HEADRACE_DATABASE_URL"] = stack.enter_context(postgres_rig.server(found, durable=True))
-        made.manage("migrate", "--verbosity", "0")
+        made.migrate()
         stack.callback(made.stop)
         yield made
 
@@ -81,7 +81,7 @@ def test_a_database_that_crashes_while_it_stores_keeps_every_event_once(tmp_path
     server, out = WebServer(tmp_path / "server"), tmp_path / "out"
     with postgres_rig.cluster(found, durable=True) as database:
         server.env["HEADRACE_DATABASE_URL"] = database.url
-        server.manage("migrate", "--verbosity", "0")
+        server.migrate()
         facts = make(server, "run", "{}")
         server.start()
         try:
