@@ -152,7 +152,7 @@ def test_a_short_run_succeeds_and_a_clone_of_it_starts_from_its_numbers(page: Pa
     expect(page.locator("#field-model-path")).to_have_value(str(tiny))
 
 
-IN_EVERY_SUITE = ("pipelinerl", "atropos")  # a bus and HTTP; the road by Ray is the one of the tests above
+IN_EVERY_SUITE = ("atropos",)  # over HTTP; the road by Ray is the one of the tests above
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from tests.benchmarks.bench_presets import run
 from workers.contract import presets
 
-TWO = ("pipelinerl", "prime-rl")  # streams, frozen requests; on tiny models every style shows its design, see test_signatures
+ONE = ("pipelinerl",)  # streams; on tiny models every style shows its design, see test_signatures
 
 
 @pytest.mark.alone
 @pytest.mark.model
-@pytest.mark.parametrize("name", [name if name in TWO else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES])
+@pytest.mark.parametrize("name", [name if name in ONE else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES])
 def test_a_preset_trains_the_real_model(name: str, tmp_path: Path) -> None:
     row = run(name, tmp_path / name, steps=2, sets=("evaluation.prompts=8",))
     assert row["outcome"] == "succeeded" and row["steps"] == 2

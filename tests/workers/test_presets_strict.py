@@ -1,6 +1,6 @@
 """Every preset trains one strict step on a small random model: engine and trainer agree, and the weights move.
 
-Variants in the full suite only.
+In every suite one of each backend, carrier, payload and transport; the others and the variants in the full one.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+IN_EVERY_SUITE = ("slime", "areal", "roll", "nemo-rl", "prime-rl", "atropos", "oat", "torchforge", "pipelinerl")
 ALONE = ("backend.kind=single", "backend.ranks=1", "backend.sharded_optimizer=false", "optimizer.learning_rate=1e-30", "budget.steps=1")
 _untouched: dict[str, str] = {}
 
@@ -59,11 +60,7 @@ async def untouched(name: str, sets: tuple[str, ...], folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in presets.LIBRARIES else pytest.param(name, marks=pytest.mark.full)
-        for name in presets.names()
-        if name != presets.DEFAULT
-    ],
+    [name if name in IN_EVERY_SUITE else pytest.param(name, marks=pytest.mark.full) for name in presets.names() if name != presets.DEFAULT],
 )
 async def test_one_strict_step(name: str, tiny: Path, questions: Path, tmp_path: Path) -> None:
     sets = (f"model.path={tiny}", f"environment.dataset={questions}", *STRICT)

@@ -89,7 +89,7 @@ def test_every_library_has_a_signature() -> None:
 
 
 # In every suite one of each design, and every carrier; `test_signatures_on_the_clock` looks at all of them in each.
-IN_EVERY_SUITE = ("verl", "slime", "areal", "roll", "nemo-rl", "atropos", "pipelinerl", "trl-sync")
+IN_EVERY_SUITE = ("verl", "roll", "nemo-rl", "atropos", "pipelinerl", "trl-sync")
 
 
 @pytest.mark.parametrize(
