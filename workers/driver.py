@@ -20,7 +20,7 @@ from typing import Any
 
 from workers import models, registry, report, resume, starting
 from workers.axes.orchestration.base import Orchestration, Pools
-from workers.axes.transport.leftovers import sweep
+from workers.axes.transport.leftovers import mark, sweep, sweep_orphans
 from workers.background import in_background
 from workers.checkpoint import Checkpoint, Checkpoints
 from workers.clock import WallClock
@@ -91,10 +91,14 @@ class Driver:
         if attempt:
             os.environ["HEADRACE_ATTEMPT"] = attempt.attempt
         sweep(self.run_id)  # what an attempt left that was killed here
+        orphans = sweep_orphans()
+        self._alive = mark(self.run_id)  # held for as long as this process lives
         self._broken = asyncio.Event()  # set when the spool met a fault that no retry cures
         self.emit = Emitter(out / "spool", on_fatal=self._spool_failed(asyncio.get_running_loop()))
         if on_events is not None:
             self.emit.listeners.append(on_events)
+        if orphans:
+            self.emit.log("info", f"removed {len(orphans)} files of shared memory that killed runs had left", "driver")
         for fault in faults:
             self.emit.log("warning", f"a checkpoint was passed over: {fault}", "resume")
         self._shipper = self._make_shipper(attempt) if attempt else None
