@@ -12,7 +12,6 @@ from workers.contract import presets
 ONE = ("pipelinerl",)  # streams; on tiny models every style shows its design, see test_signatures
 
 
-@pytest.mark.alone
 @pytest.mark.model
 @pytest.mark.parametrize("name", [name if name in ONE else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES])
 def test_a_preset_trains_the_real_model(name: str, tmp_path: Path) -> None:

@@ -29,12 +29,9 @@ from workers.rollout.remote.generator import RemoteGenerator
 from workers.rollout.vllm import install
 from workers.spool import read_spool
 
-PATIENCE_S = 150
+PATIENCE_S = 300
 TOKEN = "a-token-of-the-test"
 LENGTH = 450
-
-
-pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")

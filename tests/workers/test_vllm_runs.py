@@ -17,9 +17,7 @@ from tests.workers.tiny_model import make_tiny_model
 from workers.axes.transport.leftovers import sweep
 from workers.rollout.vllm import install
 
-pytestmark = pytest.mark.alone
-
-START_S = 240  # a start takes half a minute, and more beside other work
+START_S = 300  # a start takes half a minute, and more beside other work
 GONE_S = 30
 SPAWNED = "multiprocessing.spawn"  # vLLM's core and its worker are started by this
 CHANGES = {
