@@ -22,7 +22,7 @@ from workers.contract.failpoints import reached
 from workers.evaluate import evaluate
 from workers.fates import indices
 from workers.flight import Flight
-from workers.gather import LOOK_AROUND_S, Gather
+from workers.gather import Gather
 from workers.parts import TRAINER, Parts
 from workers.progress import slots_of
 from workers.publish import publish
@@ -77,8 +77,8 @@ class Pipeline:
         self.flight.start(self._tasks, group)
 
     async def _pulse(self) -> None:
-        while True:
-            await report.pulse(self.parts)
+        while self.parts.pulse_s is not None:
+            await report.pulse(self.parts, self.parts.pulse_s)
             self._moved.set()  # the budget may have been changed from outside
 
     async def _room(self) -> None:
@@ -189,7 +189,7 @@ class Pipeline:
                 await self._settle_due()
                 parts.steering.changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(parts.steering.changed.wait(), LOOK_AROUND_S)
+                    await asyncio.wait_for(parts.steering.changed.wait(), parts.pulse_s)
         parts.held = False
         parts.pool.hold(False)
         self._stepped_at += parts.clock.now() - began  # the pause is no part of a step
