@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,16 +78,21 @@ class Carried:
 
 
 class EmulatedScorer:
-    """Rewards by `reward(rollout)`, None for a sample that cannot be scored; by default a coin that hangs on the sample's id."""
+    """Rewards by `reward(rollout)`, None for a sample that cannot be scored; by default a coin that hangs on the sample's id.
 
-    def __init__(self, clock: Clock, reward: Callable[[Rollout], float | None] | None = None, seconds: float = 0.0) -> None:
+    `seconds(rollout)`: what a judgement takes, the environment's own time before it included.
+    """
+
+    def __init__(
+        self, clock: Clock, reward: Callable[[Rollout], float | None] | None = None, seconds: Callable[[Rollout], float] | None = None
+    ) -> None:
         self._clock = clock
         self._reward = reward or coin
         self._seconds = seconds
 
     async def score(self, prompt: Prompt, rollout: Rollout) -> Sample:
-        if self._seconds:
-            await self._clock.sleep(self._seconds)
+        if self._seconds is not None:
+            await self._clock.sleep(self._seconds(rollout))
         nothing = unjudged(rollout)
         if nothing is not None:
             return Sample(rollout, error=nothing)
@@ -97,7 +101,7 @@ class EmulatedScorer:
 
 
 def coin(rollout: Rollout) -> float:
-    return float(random.Random(rollout.id).random() < 0.5)
+    return float(stream_key(0, "coin", rollout.id) & 1)
 
 
 def spread_lengths(seed: int, shortest: int, longest: int) -> Callable[[SampleRequest], int]:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain, repeat
 
 from workers.axes.interrupt.base import Interrupt
 from workers.axes.orchestration.wire import copy_of
@@ -146,7 +147,7 @@ class EmulatedEngine:
             del self._parked[next(iter(self._parked))]
 
     def recompute_cache(self) -> None:
-        self._owed_s += self._prefill([len(sequence.request.prompt_ids) + sequence.done for sequence in self._running])
+        self._owed_s += self._prefill([self._held_by(sequence) for sequence in self._running])
 
     # -- its life: one task, that ends when there is nothing to do ----------------------------------
 
@@ -236,13 +237,18 @@ class EmulatedEngine:
                 continue
             fresh.append(sequence)
             if sequence.done or sequence.request.group_id not in self._prompts:
-                tokens.append(len(sequence.request.prompt_ids) + sequence.done)
+                tokens.append(self._held_by(sequence))
             self._prompts[sequence.request.group_id] = None
         if fresh:
             while len(self._prompts) > _PROMPTS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
             await self._clock.sleep(self._prefill(tokens))
-            self._advance(fresh, 1)
+            if self._cost.grain == 1:  # a prefill gives one token: next to nothing of a coarse one
+                self._advance(fresh, 1)
+
+    def _held_by(self, sequence: Sequence) -> int:
+        """Positions of a sample's keys and values, in real tokens."""
+        return len(sequence.request.prompt_ids) + sequence.done * self._cost.grain
 
     def _prefill(self, lengths: list[int]) -> float:
         self.prefilled += sum(lengths)
@@ -250,19 +256,22 @@ class EmulatedEngine:
 
     async def _decode(self) -> None:
         """Leaps to the first finished sample, or to the end of the forward pass in which something happened."""
-        step, leap, began = self._cost.step(len(self._running)), min(item.length - item.done for item in self._running), self._clock.now()
+        leap, began, grain = min(item.length - item.done for item in self._running), self._clock.now(), self._cost.grain
+        # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
+        held = sum(map(self._held_by, self._running)) + len(self._running) * leap * grain / 2
+        step = grain * self._cost.step(len(self._running), held)
         if await self._bell.wait(leap * step):
             leap = min(leap, math.ceil((self._clock.now() - began) / step - 1e-9) if step else leap)
             await self._clock.sleep(began + leap * step - self._clock.now())
         self._decode_s += leap * step
-        self._decode_steps += leap
-        self._longest_s = max(self._longest_s, step)
+        self._decode_steps += leap * grain
+        self._longest_s = max(self._longest_s, step / grain)
         self._advance(self._running, leap)
 
     def _advance(self, sequences: list[Sequence], tokens: int) -> None:
         if not tokens:
             return
-        self.tokens += tokens * len(sequences)
+        self.tokens += tokens * len(sequences) * self._cost.grain
         for sequence in sequences:
             sequence.advance(tokens, self.version)
             if sequence.done >= sequence.length:
@@ -280,7 +289,7 @@ class EmulatedEngine:
                 index=request.index,
                 token_ids=_tokens(sequence.done),
                 logprobs=_logprobs(sequence.done),
-                versions=[version for version, count in sequence.spans for _ in range(count)],
+                versions=list(chain.from_iterable(repeat(version, count) for version, count in sequence.spans)),
                 finish_reason=reason,
                 engine=self._name,
                 seconds=0.0 if began is None else self._clock.now() - began,

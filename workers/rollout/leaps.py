@@ -10,14 +10,19 @@ from workers.records import FinishReason, Manifest, Rollout, SampleRequest, Upda
 
 @dataclass(frozen=True)
 class EngineCost:
-    """Declared seconds. A decode step takes `step_s` + `sample_s` for each running sample, a prefill `prefill_s` a token."""
+    """Declared seconds. A decode step takes `step_s` + `sample_s` for each running sample, a prefill `prefill_s` a token.
+
+    grain: how many tokens one simulated token stands for; step and prefill are seconds of real ones.
+    """
 
     step_s: float = 0.05
     sample_s: float = 0.0
     prefill_s: float = 0.0
     apply_s: float = 0.0  # making new weights the ones that serve
+    grain: int = 1
 
-    def step(self, running: int) -> float:
+    def step(self, running: int, held: float) -> float:
+        """Seconds of one decode step. `held`: positions whose keys and values are read in it, all running samples together."""
         return self.step_s + self.sample_s * running
 
 
