@@ -10,7 +10,6 @@ from typing import Any
 from workers.clock import VirtualClock, run_virtual
 from workers.contract.config import RunConfig
 from workers.contract.errors import EngineError
-from workers.parts import TRAINER
 from workers.pipeline import Pipeline
 from workers.planner import ceilings as limits
 from workers.planner import design, episodes
@@ -79,7 +78,7 @@ def _told(config: RunConfig, scenario: Scenario, ceilings: Ceilings, ear: Ear, b
     time = shares(begin, end)
     lags = ear.lags
     batch = design.batch_units(scenario, config.buffer.unit)
-    return {
+    told: dict[str, Any] = {
         "scenario": scenario.name,
         "preset": config.preset,
         "seed": scenario.seed,
@@ -114,8 +113,10 @@ def _told(config: RunConfig, scenario: Scenario, ceilings: Ceilings, ear: Ear, b
         "episodes": episodes.episodes(config, scenario),
         "grain": scenario.grain,
         "design": _design(config),
-        "published": [_beside(row.model_dump(mode="json")) for row in scenario.published if row.preset in (None, _name(config))],
     }
+    rows = [row.model_dump(mode="json") for row in scenario.published if row.preset in (None, _name(config))]
+    told["published"] = [{**row, "predicted": _figure(told, row["figure"])} for row in rows]
+    return told
 
 
 def _design(config: RunConfig) -> dict[str, Any]:
@@ -138,8 +139,12 @@ def _name(config: RunConfig) -> str:
     return (config.preset or "").partition("@")[0]
 
 
-def _beside(row: dict[str, Any]) -> dict[str, Any]:
-    return row
+def _figure(told: dict[str, Any], path: str) -> float | None:
+    """The figure at a dotted path, None where the plan has none of that name."""
+    value: Any = told
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, int | float) else None
 
 
 def dominant_wait(told: dict[str, Any], lane: str) -> tuple[str, float] | None:
@@ -156,5 +161,3 @@ def rounded(value: Any) -> Any:
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list) else value
 
-
-__all__ = ["TRAINER", "dominant_wait", "plan", "rounded", "simulate"]

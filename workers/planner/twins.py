@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,7 @@ class EmulatedScorer:
 
 
 def coin(rollout: Rollout) -> float:
-    return float(stream_key(0, "coin", rollout.id) & 1)
+    return float(random.Random(rollout.id).random() < 0.5)
 
 
 def spread_lengths(seed: int, shortest: int, longest: int) -> Callable[[SampleRequest], int]:
