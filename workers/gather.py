@@ -11,7 +11,6 @@ from workers.parts import TRAINER, Parts
 from workers.records import Group, Sample
 
 
-
 class Gather:
     """moved(): room has been made in the buffer. refuse(group, reason, buffered=True) drops a group; recycle(group) dispatches it again.
     leave(): whether a trainer that waits is to stop waiting, for the run ends or is to pause.

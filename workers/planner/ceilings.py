@@ -46,7 +46,9 @@ def ceilings(config: RunConfig, scenario: Scenario) -> Ceilings:
 def _training(config: RunConfig, scenario: Scenario) -> float:
     draws, batch = Draws(scenario), scenario.batch
     sizes = [
-        sum(draws.cut(draws.tokens(draws.sample_key(config, step * batch.prompts + prompt + 1, index))) for index in range(batch.group_size))
+        sum(
+            draws.cut(draws.tokens(draws.sample_key(config, step * batch.prompts + prompt + 1, index))) for index in range(batch.group_size)
+        )
         for step in range(LEAST_BATCHES)
         for prompt in range(batch.prompts)
     ]

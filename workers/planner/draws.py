@@ -7,7 +7,7 @@ from dataclasses import replace
 from workers.contract.config import RunConfig
 from workers.planner.lengths import drawn, share_of
 from workers.planner.scenario import Scenario
-from workers.records import Manifest, EngineStatus, Rollout, SampleRequest, UpdateReport
+from workers.records import EngineStatus, Manifest, Rollout, SampleRequest, UpdateReport
 from workers.requests import stream_key
 from workers.rollout.base import Generator
 

@@ -22,14 +22,11 @@ class Gauge:
     def __init__(self, buffer: Buffer, parts: Parts) -> None:
         self._buffer = buffer
         self._parts = parts
+        self.capacity = buffer.capacity
         self._since = parts.clock.now()
         self._depth = 0
         self.area = 0.0  # units x seconds
         self.most = 0
-
-    @property
-    def capacity(self) -> int | None:
-        return self._buffer.capacity
 
     async def put(self, group: Group) -> list[Group]:
         evicted = await self._buffer.put(group)
@@ -142,7 +139,7 @@ def shares(begin: Mark, end: Mark) -> dict[str, dict[str, float]]:
 
 def weighted_percentile(counts: Counter[int], share: float) -> int | None:
     """Nearest rank among values that occurred so often. None without any."""
-    left = share * counts.total()
+    left = float(share * counts.total())
     for value in sorted(counts):
         left -= counts[value]
         if left <= 1e-9:

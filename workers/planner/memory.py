@@ -19,7 +19,10 @@ def memory(scenario: Scenario) -> dict[str, Any] | None:
     """
     if scenario.memory is None or scenario.shape is None:
         return None
-    return {"generators": _generators(scenario, scenario.memory, scenario.shape), "trainer": _trainer(scenario, scenario.memory, scenario.shape)}
+    return {
+        "generators": _generators(scenario, scenario.memory, scenario.shape),
+        "trainer": _trainer(scenario, scenario.memory, scenario.shape),
+    }
 
 
 def _generators(scenario: Scenario, given: Memory, shape: Shape) -> dict[str, Any]:

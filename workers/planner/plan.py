@@ -34,7 +34,8 @@ def plan(preset: str, scenario: Scenario, sets: Sequence[str] = (), ceilings: Ce
     ceilings = ceilings or limits.ceilings(config, scenario)
     ear = simulate(config, scenario)
     assert ear.begin is not None and ear.end is not None and ear.gauge is not None and ear.parts is not None
-    return rounded(_told(config, scenario, ceilings, ear, ear.begin, ear.end))
+    told: dict[str, Any] = rounded(_told(config, scenario, ceilings, ear, ear.begin, ear.end))
+    return told
 
 
 def simulate(config: RunConfig, scenario: Scenario) -> Ear:
@@ -160,4 +161,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, list) else value
-

@@ -79,13 +79,14 @@ def _wait(row: dict[str, Any], lane: str) -> str:
 
 def page(result: dict[str, Any]) -> str:
     """The race as one HTML file that needs nothing else: Plotly's JavaScript is in it."""
-    import plotly.graph_objects as go
     from plotly.offline import get_plotlyjs
     from plotly.subplots import make_subplots
 
     rows, scenario = result["rows"], result["scenario"]
     names = [row["preset"].partition("@")[0] for row in rows]
-    figure = make_subplots(rows=1, cols=4, shared_yaxes=True, subplot_titles=("samples/s", "engines' time", "trainer's time", "lag: mean, p95"))
+    figure = make_subplots(
+        rows=1, cols=4, shared_yaxes=True, subplot_titles=("samples/s", "engines' time", "trainer's time", "lag: mean, p95")
+    )
     figure.add_bar(y=names, x=[row["samples_per_s"] for row in rows], orientation="h", name="samples/s", row=1, col=1)
     for column, lane in ((2, GENERATORS), (3, TRAINER)):
         causes = sorted({cause for row in rows for cause in row["time"].get(lane, {})})

@@ -163,5 +163,7 @@ class Scenario(Block):
         if self.coarse == "off":
             return 1
         parts = self.lengths.parts if isinstance(self.lengths, Chain) else [self.lengths]
-        middle = sum(part.value if isinstance(part, Fixed) else part.median if isinstance(part, Lognormal) else part.quantile(0.5) for part in parts)
+        middle = sum(
+            part.value if isinstance(part, Fixed) else part.median if isinstance(part, Lognormal) else part.quantile(0.5) for part in parts
+        )
         return max(1, int(min(middle, self.max_new_tokens) / GRAINS))

@@ -112,12 +112,20 @@ def knee(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     place = next(index for index, rate in enumerate(rates) if rate >= (1 - WITHIN) * max(rates))
     beside = {"below": place - 1, "at": place, "above": place + 1}
     sides = {name: _side(cells[index]) for name, index in beside.items() if 0 <= index < len(cells)}
-    return {"value": cells[place]["value"], "samples_per_s": rates[place], "best_samples_per_s": max(rates), "why": sides, "words": _words(sides)}
+    return {
+        "value": cells[place]["value"],
+        "samples_per_s": rates[place],
+        "best_samples_per_s": max(rates),
+        "why": sides,
+        "words": _words(sides),
+    }
 
 
 def _side(cell: dict[str, Any]) -> dict[str, Any]:
     """The wait that costs most: of both pools, the one whose largest wait is larger."""
-    waits = [(share, lane, cause) for lane in (TRAINER, GENERATORS) if (wait := dominant_wait(cell["plan"], lane)) for cause, share in [wait]]
+    waits = [
+        (share, lane, cause) for lane in (TRAINER, GENERATORS) if (wait := dominant_wait(cell["plan"], lane)) for cause, share in [wait]
+    ]
     share, lane, cause = max(waits, default=(0.0, None, None), key=lambda wait: wait[0])
     rate, lag = cell["plan"]["samples_per_s"], cell["plan"]["lag"]["mean"]
     return {"value": cell["value"], "samples_per_s": rate, "lag_mean": lag, "lane": lane, "wait": cause, "share": share}

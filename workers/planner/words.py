@@ -43,7 +43,10 @@ def _episodes(episodes: dict[str, Any] | None) -> list[str]:
     if episodes is None:
         return []
     tails = ", ".join(f"{tail:.2f}" for tail in episodes["tail_of_agents"])
-    lines = ["", f"{episodes['agents']} agents in turn: 90th percentile over median {tails} alone, {episodes['tail_of_episode']:.2f} together"]
+    lines = [
+        "",
+        f"{episodes['agents']} agents in turn: 90th percentile over median {tails} alone, {episodes['tail_of_episode']:.2f} together",
+    ]
     for barrier, seconds in episodes["batch_s"].items():
         share = episodes["wait_share"][barrier]
         lines.append(f"  {barrier.replace('_', ' '):26}{seconds:.4g} s a batch, {share:.0%} of it waiting")
