@@ -93,12 +93,13 @@ class Pipeline:
 
     def _load(self) -> Load:
         parts = self.parts
+        capacity = parts.buffer.capacity if parts.config.buffer.kind != "stream" else None  # a full ring holds nothing back
         return Load(
             groups_left=steering.groups_left(parts),
             groups=self._groups + parts.progress.holes,
             unpublished=self._unpublished,
-            units=gauges.units(parts, [*parts.buffer.contents(), *self._door]),
-            capacity=parts.buffer.capacity if parts.config.buffer.kind != "stream" else None,  # a full ring holds nothing back
+            units=0 if capacity is None else gauges.units(parts, [*parts.buffer.contents(), *self._door]),
+            capacity=capacity,
             generating=self.flight.generating,
             slots=parts.pool.slots,
             swapping=self._swapping,
@@ -243,9 +244,11 @@ class Pipeline:
 
     def _delayed(self) -> bool:
         """Whether a publish is due and has to wait: it would push over the limit what is still to be trained."""
+        if not self._pending:
+            return False
         parts, following = self.parts, self.parts.progress.version + 1
         untrained = (*self.flight.groups.values(), *parts.buffer.contents(), *parts.progress.batch)
-        return bool(self._pending) and any(parts.staleness.delays(group, following) for group in untrained)
+        return any(parts.staleness.delays(group, following) for group in untrained)
 
     async def _conclude(self) -> None:
         """The end, by budget or on request: the last weights are published, measured and saved."""

@@ -61,7 +61,7 @@ def test_the_command_writes_what_plan_reads(folders: dict[str, Path], tmp_path: 
 
 
 def test_what_cannot_be_fitted_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="config.json"):
+    with pytest.raises(DataError, match=r"config\.json"):
         calibrate([tmp_path])
     told_run(tmp_path / "short", ENGINE, COSTS, steps=1)
     with pytest.raises(DataError, match="too little"):

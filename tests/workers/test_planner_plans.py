@@ -107,7 +107,7 @@ def test_the_races_page_needs_nothing_else(tmp_path: Path, capsys: pytest.Captur
     assert "Small &amp; &lt;quick&gt;" in text and "trl-sync" in text and "Plotly.newPlot" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     out, err = capsys.readouterr()
-    assert "samples/s" in out and "[2/2] oat" in err
+    assert "samples a second" in out and "[2/2] oat" in err
 
 
 def cell(value: float, rate: float, wait: str) -> dict[str, Any]:

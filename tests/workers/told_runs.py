@@ -26,6 +26,7 @@ def told_run(
     """config.json, summary.json and the spool of a run whose completions have 20 to 200 tokens."""
     chosen = [*QUIET, f"budget.steps={steps}", "sampling.max_new_tokens=512", *sets]
     config = loading.resolve(preset=preset, sets=chosen)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config.as_json())
 
     async def main() -> Any:
@@ -36,7 +37,6 @@ def told_run(
         emit.close()
         return parts
 
-    folder.mkdir(parents=True, exist_ok=True)
     parts = run_virtual(main())
     write_json(folder / "summary.json", summarise(config, parts.progress, parts.samples, parts.time, "done"))
     return config

@@ -96,7 +96,7 @@ def _sweep(arguments: argparse.Namespace, say: Say) -> int:
     if arguments.json:
         say(as_json(result))
         return ExitCode.OK
-    rows = [[result["says"], "samples/s", "step s", "overlap", "lag mean"]]
+    rows = [[result["says"], "samples a second", "step s", "overlap", "lag mean"]]
     for cell in result["cells"]:
         told = cell.get("plan")
         if told is None:

@@ -30,12 +30,12 @@ class Gauge:
 
     async def put(self, group: Group) -> list[Group]:
         evicted = await self._buffer.put(group)
-        self.look()
+        self._change(gauges.units(self._parts, [group]) - gauges.units(self._parts, evicted))
         return evicted
 
     async def take(self) -> Group:
         group = await self._buffer.take()
-        self.look()
+        self._change(-gauges.units(self._parts, [group]))
         return group
 
     def contents(self) -> list[Group]:
@@ -44,11 +44,15 @@ class Gauge:
     def restore(self, groups: list[Group]) -> None:
         self._buffer.restore(groups)
 
-    def look(self) -> None:
-        """Called whenever the depth may have changed, and before the area is read."""
+    def settle(self) -> None:
+        """Called before the area is read."""
         now = self._parts.clock.now()
         self.area += self._depth * (now - self._since)
-        self._since, self._depth = now, gauges.units(self._parts, self._buffer.contents())
+        self._since = now
+
+    def _change(self, units: int) -> None:
+        self.settle()
+        self._depth += units
         self.most = max(self.most, self._depth)
 
 
@@ -107,7 +111,7 @@ class Ear:
 
     def mark(self) -> Mark:
         assert self.parts is not None and self.gauge is not None
-        self.gauge.look()
+        self.gauge.settle()
         samples = self.parts.samples
         reasons = Counter({reason: count for reason, count in samples.dropped.items() if reason != "run_ended"})
         lanes = self.parts.time.as_dict()["lanes"]

@@ -16,7 +16,7 @@ from workers.planner.plan import dominant_wait, plan
 from workers.planner.scenario import Scenario
 
 Tell = Callable[[str], None]  # a line of progress
-COLUMNS = ("preset", "samples/s", "step s", "overlap", "lag mean", "lag p95", "buffer", "dropped", "engines wait for", "trainer waits for")
+COLUMNS = ("preset", "samples a second", "step s", "overlap", "lag mean", "lag p95", "buffer", "dropped", "engines wait for", "trainer waits for")
 
 
 def chosen(which: str) -> list[str]:
@@ -85,9 +85,9 @@ def page(result: dict[str, Any]) -> str:
     rows, scenario = result["rows"], result["scenario"]
     names = [row["preset"].partition("@")[0] for row in rows]
     figure = make_subplots(
-        rows=1, cols=4, shared_yaxes=True, subplot_titles=("samples/s", "engines' time", "trainer's time", "lag: mean, p95")
+        rows=1, cols=4, shared_yaxes=True, subplot_titles=("samples a second", "engines' time", "trainer's time", "lag: mean, p95")
     )
-    figure.add_bar(y=names, x=[row["samples_per_s"] for row in rows], orientation="h", name="samples/s", row=1, col=1)
+    figure.add_bar(y=names, x=[row["samples_per_s"] for row in rows], orientation="h", name="samples a second", row=1, col=1)
     for column, lane in ((2, GENERATORS), (3, TRAINER)):
         causes = sorted({cause for row in rows for cause in row["time"].get(lane, {})})
         for cause in causes:

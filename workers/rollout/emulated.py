@@ -260,9 +260,13 @@ class EmulatedEngine:
         # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
         held = sum(map(self._held_by, self._running)) + len(self._running) * steps / 2
         step_s = self._cost.step(len(self._running), held)
-        if await self._bell.wait(steps * step_s):
-            steps = min(steps, math.ceil((self._clock.now() - began) / step_s - 1e-9) if step_s else steps)
-            await self._clock.sleep(began + steps * step_s - self._clock.now())
+        if await self._bell.wait(steps * step_s) and step_s:
+            passed = (self._clock.now() - began) / step_s
+            if grain > 1:  # what is left of one real step among many is not waited for
+                steps = min(steps, passed)
+            else:
+                steps = min(steps, math.ceil(passed - 1e-9))
+                await self._clock.sleep(began + steps * step_s - self._clock.now())
         self._decode_s += steps * step_s
         self._decode_steps += round(steps)
         self._longest_s = max(self._longest_s, step_s)
