@@ -14,6 +14,7 @@ from workers.console import LiveLine
 from workers.contract import compat, loading, presets
 from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, ExitCode, HeadraceError
+from workers.planner import cli as planning
 
 EXIT_CODES = """exit codes:
   0  done
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     prepare.add_argument("--out", type=Path, help="folder for models (default: $HEADRACE_MODELS or ~/.cache/headrace/models)")
     engine = commands.add_parser("install-engine", help="install another engine beside Headrace's own, in the build that fits this machine")
     engine.add_argument("engine", choices=["vllm"])
+    planning.add_parsers(commands)
     selftest = commands.add_parser("selftest", help="prove on this machine that carriers and transports change no bit")
     selftest.add_argument("--json", action="store_true", help="print the checks as JSON")
     return top
@@ -214,6 +216,10 @@ def _selftest(arguments: argparse.Namespace) -> int:
     return ExitCode.FAILED if any(check.passed is False for check in checks) else ExitCode.OK
 
 
+def _planner(arguments: argparse.Namespace) -> int:
+    return planning.run(arguments, say)
+
+
 COMMANDS = {
     "run": _run,
     "check": _check,
@@ -225,6 +231,7 @@ COMMANDS = {
     "prepare-model": _prepare,
     "install-engine": _install_engine,
     "selftest": _selftest,
+    **dict.fromkeys(("plan", "race", "sweep", "calibrate"), _planner),
 }
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from workers.fates import indices
 from workers.parts import TRAINER, Parts
 from workers.records import Group, Sample
 
-LOOK_AROUND_S = 1.0  # how often a waiting trainer asks whether it is to stop or to pause
-
 
 class Gather:
     """moved(): room has been made in the buffer. refuse(group, reason, buffered=True) drops a group; recycle(group) dispatches it again.
@@ -92,7 +90,7 @@ class Gather:
         taking, holed = asyncio.create_task(self.parts.buffer.take()), asyncio.create_task(self._holed.wait())
         try:
             while not taking.done():
-                await asyncio.wait({taking, holed}, timeout=LOOK_AROUND_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({taking, holed}, timeout=self.parts.pulse_s, return_when=asyncio.FIRST_COMPLETED)
                 if not taking.done() and (self._whole() or self._leave()):
                     return None
                 if holed.done():

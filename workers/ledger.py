@@ -116,6 +116,7 @@ class TimeLedger:
         self._spans = Spans(lanes, clock.stamp() - self._began)
         self._told_at = self._began
         self._active: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
+        self._set: dict[str, set[str]] = {}  # by lane, what `set` was last given, while nothing else has changed it
         self.seconds: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
         self.overlapped: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
 
@@ -125,10 +126,12 @@ class TimeLedger:
 
     def enter(self, lane: str, cause: str) -> None:
         self._settle(lane)
+        self._set.pop(lane, None)
         self._active[lane][cause] += 1
 
     def leave(self, lane: str, cause: str) -> None:
         self._settle(lane)
+        self._set.pop(lane, None)
         self._active[lane][cause] -= 1
 
     @contextmanager
@@ -141,9 +144,12 @@ class TimeLedger:
 
     def set(self, lane: str, causes: set[str]) -> None:
         """Replaces the lane's running causes; for lanes whose state is computed rather than nested."""
+        if self._set.get(lane) == causes:
+            return
         if {cause for cause, count in self._active[lane].items() if count > 0} != causes:
             self._settle(lane)
             self._active[lane] = Counter(dict.fromkeys(causes, 1))
+        self._set[lane] = causes
 
     def shift(self, lane: str, source: str, target: str, seconds: float) -> None:
         """Moves time that only an engine can measure (a sync pause between two decode steps) to its own cause."""

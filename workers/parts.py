@@ -48,6 +48,7 @@ class Parts:
     steering: Steering = field(default_factory=Steering)
     fates: Fates = field(default_factory=Fates)
     rates: Rates = field(default_factory=Rates)
+    pulse_s: float | None = 1.0  # how often the state is told and a waiting trainer looks around; None: never, nobody is there to ask
     waiting_for_batch: bool = False
     last_fault: str = ""  # why the last sample without a reward has none
     held: bool = False  # paused: nothing is dispatched, trained or published

@@ -22,7 +22,7 @@ from workers.contract.failpoints import reached
 from workers.evaluate import evaluate
 from workers.fates import indices
 from workers.flight import Flight
-from workers.gather import LOOK_AROUND_S, Gather
+from workers.gather import Gather
 from workers.parts import TRAINER, Parts
 from workers.progress import slots_of
 from workers.publish import publish
@@ -77,8 +77,8 @@ class Pipeline:
         self.flight.start(self._tasks, group)
 
     async def _pulse(self) -> None:
-        while True:
-            await report.pulse(self.parts)
+        while self.parts.pulse_s is not None:
+            await report.pulse(self.parts, self.parts.pulse_s)
             self._moved.set()  # the budget may have been changed from outside
 
     async def _room(self) -> None:
@@ -93,12 +93,13 @@ class Pipeline:
 
     def _load(self) -> Load:
         parts = self.parts
+        capacity = parts.buffer.capacity if parts.config.buffer.kind != "stream" else None  # a full ring holds nothing back
         return Load(
             groups_left=steering.groups_left(parts),
             groups=self._groups + parts.progress.holes,
             unpublished=self._unpublished,
-            units=gauges.units(parts, [*parts.buffer.contents(), *self._door]),
-            capacity=parts.buffer.capacity if parts.config.buffer.kind != "stream" else None,  # a full ring holds nothing back
+            units=0 if capacity is None else gauges.units(parts, [*parts.buffer.contents(), *self._door]),
+            capacity=capacity,
             generating=self.flight.generating,
             slots=parts.pool.slots,
             swapping=self._swapping,
@@ -189,7 +190,7 @@ class Pipeline:
                 await self._settle_due()
                 parts.steering.changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(parts.steering.changed.wait(), LOOK_AROUND_S)
+                    await asyncio.wait_for(parts.steering.changed.wait(), parts.pulse_s)
         parts.held = False
         parts.pool.hold(False)
         self._stepped_at += parts.clock.now() - began  # the pause is no part of a step
@@ -243,9 +244,11 @@ class Pipeline:
 
     def _delayed(self) -> bool:
         """Whether a publish is due and has to wait: it would push over the limit what is still to be trained."""
+        if not self._pending:
+            return False
         parts, following = self.parts, self.parts.progress.version + 1
         untrained = (*self.flight.groups.values(), *parts.buffer.contents(), *parts.progress.batch)
-        return bool(self._pending) and any(parts.staleness.delays(group, following) for group in untrained)
+        return any(parts.staleness.delays(group, following) for group in untrained)
 
     async def _conclude(self) -> None:
         """The end, by budget or on request: the last weights are published, measured and saved."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 from zlib import crc32
 
 from workers.axes.orchestration.watch import answered, silence
@@ -46,10 +46,13 @@ class Pool:
         self._on_lost = on_lost
         self._route = route
         self._deadline_s = deadline_s
-        self._down: dict[str, asyncio.Future[EngineError]] = {}
+        self._down: dict[str, EngineError] = {}
+        self._calls: dict[str, set[asyncio.Timeout]] = {name: set() for name in engines}
         self._last_loss: EngineError | None = None
+        self._load = dict.fromkeys(engines, 0)  # requests of both purposes
         self._train: Counter[str] = Counter()
         self._evaluation: Counter[str] = Counter()
+        self._loose = dict.fromkeys(engines)  # engines whose cause hangs on why dispatch is blocked: idle, or under half full
         self._blocked: Blocked | None = None
         self._held = False
 
@@ -70,8 +73,11 @@ class Pool:
         if name in self.statuses:  # its totals stay, so that sums over the pool never fall
             self.statuses[name] = replace(self.statuses[name], running=0, waiting=0, slots=0, rss=0)
         self._time.set(name, {"down"})
-        if not self._down_future(name).done():
-            self._down_future(name).set_result(error)
+        self._loose.pop(name, None)
+        self._down[name] = error
+        for scope in self._calls.pop(name, set()):
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
         if self._on_lost is not None:
             self._on_lost(name, error)
         if not self.engines:
@@ -133,12 +139,14 @@ class Pool:
     def block(self, reason: Blocked | None) -> None:
         if reason != self._blocked:
             self._blocked = reason
-            self._retime()
+            for name in list(self._loose):
+                self._retime(name)
 
     def hold(self, held: bool) -> None:
         """Called when the run pauses and when it goes on: meanwhile every engine's time is charged to the pause."""
         self._held = held
-        self._retime()
+        for name in self.engines:
+            self._retime(name)
 
     @property
     def blocked(self) -> Blocked | None:
@@ -171,61 +179,69 @@ class Pool:
 
     async def _until_down(self, name: str, call: Awaitable[T], patience_s: float | None = None) -> T:
         """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers. Raises TimeoutError
-        after `patience_s`, where that is given; the call is taken back."""
-        work, down = asyncio.ensure_future(call), self._down_future(name)
-        both: set[asyncio.Future[Any]] = {work, down}
+        after `patience_s`, where that is given. In both cases the call is taken back."""
+        scope = asyncio.timeout(0 if name in self._down else patience_s)
+        calls = self._calls.setdefault(name, set())
+        calls.add(scope)
         try:
-            await asyncio.wait(both, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-            if down.done():
-                raise copy_of(down.result())
-            raise TimeoutError
+            async with scope:
+                return await call
+        except Exception:
+            if name in self._down:
+                raise copy_of(self._down[name]) from None
+            if scope.expired():  # whatever taking it back raised
+                raise TimeoutError from None
+            raise
         finally:
-            work.cancel()
+            calls.discard(scope)
 
     async def _generate_on(self, name: str, request: SampleRequest) -> Rollout:
         counter = self._evaluation if request.purpose == "evaluation" else self._train
-        counter[name] += 1
-        self._retime()
+        self._count(name, counter, 1)
         try:
             return await self._until_down(name, self.engines[name].generate(request), self._deadline_s)
         finally:
-            counter[name] -= 1
-            self._retime()
+            self._count(name, counter, -1)
+
+    def _count(self, name: str, counter: Counter[str], change: int) -> None:
+        counter[name] += change
+        self._load[name] += change
+        if name in self.engines:
+            self._retime(name)
 
     def _choose(self, request: SampleRequest, avoid: set[str]) -> str:
-        names = [name for name in self.engines if name not in avoid]
+        names = [name for name in self.engines if name not in avoid] if avoid else self.engines
         if not names:
             raise self._none_left()
         if request.parked_on in names:
             return request.parked_on
         if self._route == "prefix":
-            return names[crc32(request.group_id.encode()) % len(names)]
-        return min(names, key=lambda name: self._train[name] + self._evaluation[name])
-
-    def _down_future(self, name: str) -> asyncio.Future[EngineError]:
-        if name not in self._down:
-            self._down[name] = asyncio.get_running_loop().create_future()
-        return self._down[name]
+            return list(names)[crc32(request.group_id.encode()) % len(names)]
+        return min(names, key=self._load.__getitem__)
 
     def _none_left(self) -> EngineError:
         if self._last_loss is not None:
             return copy_of(self._last_loss)
         return EngineError("there is no engine", field="rollout.engines", value=0, cure="set it to at least 1")
 
-    def _retime(self) -> None:
-        for name in self.engines:
-            causes: set[str] = {"paused"} if self._held else set()
-            if self._evaluation[name]:
-                causes.add("evaluation")
-            if self._train[name]:
-                causes.add("generate")
-                if self._blocked in _WAITS and self._train[name] < self._slots_each / 2:
-                    causes.add("straggler_tail")
-            if not causes:
-                causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync", "paused") else "idle")
-            self._time.set(name, causes)
+    def _retime(self, name: str) -> None:
+        """What this engine's time is charged to from now on."""
+        training = self._train[name]
+        under_half = training < self._slots_each / 2
+        if under_half:
+            self._loose[name] = None
+        else:
+            self._loose.pop(name, None)
+        causes: set[str] = {"paused"} if self._held else set()
+        if self._evaluation[name]:
+            causes.add("evaluation")
+        if training:
+            causes.add("generate")
+            if under_half and self._blocked in _WAITS:
+                causes.add("straggler_tail")
+        if not causes:
+            causes.add(self._blocked if self._blocked in ("wait_buffer_full", "wait_depth_bound", "wait_sync", "paused") else "idle")
+        self._time.set(name, causes)
 
 
 def _nothing(request: SampleRequest, ended: FinishReason, engine: str, *, seconds: float = 0.0, error: str = "") -> Rollout:

@@ -30,7 +30,7 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
     """Called after each trained batch: metrics, the lag distribution, a few of its samples."""
     parts.emit.step = parts.progress.step
     samples = [sample for group in batch.groups for sample in group.samples]
-    lags = Counter(batch.version - version for sample in samples for version in sample.rollout.versions)
+    lags = lag_counts(batch.version, samples)
     _remember(parts, samples, lags, step_s)
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     equal = sum(len(set(group.rewards)) == 1 for group in batch.groups)
@@ -72,6 +72,14 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
         sample.advantage = result.advantages.get(identity)
         mask = result.masks.get(identity, [0] * len(sample.rollout.token_ids)) if result.masks else None
         _sample(parts, group.id, group.prompt, sample, "trained", trained=batch.version, logprobs=result.logprobs.get(identity), mask=mask)
+
+
+def lag_counts(version: int, samples: list[Sample]) -> Counter[int]:
+    """Tokens by their lag behind `version`."""
+    versions: Counter[int] = Counter()
+    for sample in samples:
+        versions.update(sample.rollout.versions)
+    return Counter({version - drawn: count for drawn, count in versions.items()})
 
 
 def _remember(parts: Parts, samples: list[Sample], lags: Counter[int], step_s: float) -> None:
@@ -241,13 +249,13 @@ def spans(emit: Emitter, time: TimeLedger, every_s: float = 0.0) -> None:
         emit.emit("spans", {"spans": rows})
 
 
-async def pulse(parts: Parts) -> None:
-    """Called again and again beside the flow: each engine's load and the state as it is, then a second's wait."""
+async def pulse(parts: Parts, every_s: float) -> None:
+    """Called again and again beside the flow: each engine's load and the state as it is, then a wait of `every_s`."""
     await parts.pool.refresh()
     parts.rates.update(parts.clock.now(), parts.pool.statuses, parts.samples)
     gauges.tell(parts)
     state(parts)
-    await parts.clock.sleep(1.0)
+    await parts.clock.sleep(every_s)
 
 
 def _sample(

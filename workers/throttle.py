@@ -14,7 +14,7 @@ class Load:
     """What is under way.
 
     groups: from dispatch until trained, and places of the next batch that stay empty; groups_left: that the budget has use for;
-    unpublished: groups trained, their publish still to come; units: in the buffer or at its door, of `capacity`;
+    unpublished: groups trained, their publish still to come; units: in the buffer or at its door, of `capacity`, if there is one;
     generating: samples that engines have, of `slots`; swapping: engines are between two versions and must run empty;
     delayed: a publish waits for groups to be trained; pausing: the run is, or is about to be, paused.
     """

@@ -79,16 +79,21 @@ class Carried:
 
 
 class EmulatedScorer:
-    """Rewards by `reward(rollout)`, None for a sample that cannot be scored; by default a coin that hangs on the sample's id."""
+    """Rewards by `reward(rollout)`, None for a sample that cannot be scored; by default a coin that hangs on the sample's id.
 
-    def __init__(self, clock: Clock, reward: Callable[[Rollout], float | None] | None = None, seconds: float = 0.0) -> None:
+    `seconds(rollout)`: what a judgement takes, the environment's own time before it included.
+    """
+
+    def __init__(
+        self, clock: Clock, reward: Callable[[Rollout], float | None] | None = None, seconds: Callable[[Rollout], float] | None = None
+    ) -> None:
         self._clock = clock
         self._reward = reward or coin
         self._seconds = seconds
 
     async def score(self, prompt: Prompt, rollout: Rollout) -> Sample:
-        if self._seconds:
-            await self._clock.sleep(self._seconds)
+        if self._seconds is not None:
+            await self._clock.sleep(self._seconds(rollout))
         nothing = unjudged(rollout)
         if nothing is not None:
             return Sample(rollout, error=nothing)

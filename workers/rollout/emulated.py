@@ -146,7 +146,7 @@ class EmulatedEngine:
             del self._parked[next(iter(self._parked))]
 
     def recompute_cache(self) -> None:
-        self._owed_s += self._prefill([len(sequence.request.prompt_ids) + sequence.done for sequence in self._running])
+        self._owed_s += self._prefill([self._held_by(sequence) for sequence in self._running])
 
     # -- its life: one task, that ends when there is nothing to do ----------------------------------
 
@@ -223,7 +223,7 @@ class EmulatedEngine:
     async def _admit(self) -> None:
         """Free slots are filled in the order of the queue; who needs a prefill gets the first token from it."""
         fresh: list[Sequence] = []
-        tokens: list[int] = []
+        tokens: list[float] = []
         while self._waiting and len(self._running) < self.slots and not self._held:
             sequence = self._waiting.popleft()
             if sequence.answer.done():
@@ -236,38 +236,51 @@ class EmulatedEngine:
                 continue
             fresh.append(sequence)
             if sequence.done or sequence.request.group_id not in self._prompts:
-                tokens.append(len(sequence.request.prompt_ids) + sequence.done)
+                tokens.append(self._held_by(sequence))
             self._prompts[sequence.request.group_id] = None
         if fresh:
             while len(self._prompts) > _PROMPTS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
             await self._clock.sleep(self._prefill(tokens))
-            self._advance(fresh, 1)
+            if self._cost.grain == 1:  # a prefill gives one token: next to nothing of a coarse one
+                self._advance(fresh, 1)
 
-    def _prefill(self, lengths: list[int]) -> float:
-        self.prefilled += sum(lengths)
+    def _held_by(self, sequence: Sequence) -> float:
+        """Positions of a sample's keys and values, in real tokens."""
+        return len(sequence.request.prompt_ids) + sequence.done * self._cost.grain
+
+    def _prefill(self, lengths: list[float]) -> float:
+        self.prefilled += round(sum(lengths))
         return self._cost.prefill_s * sum(lengths)
 
     async def _decode(self) -> None:
         """Leaps to the first finished sample, or to the end of the forward pass in which something happened."""
-        step, leap, began = self._cost.step(len(self._running)), min(item.length - item.done for item in self._running), self._clock.now()
-        if await self._bell.wait(leap * step):
-            leap = min(leap, math.ceil((self._clock.now() - began) / step - 1e-9) if step else leap)
-            await self._clock.sleep(began + leap * step - self._clock.now())
-        self._decode_s += leap * step
-        self._decode_steps += leap
-        self._longest_s = max(self._longest_s, step)
-        self._advance(self._running, leap)
+        began, grain = self._clock.now(), self._cost.grain
+        steps = grain * min(item.length - item.done for item in self._running)
+        # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
+        held = sum(map(self._held_by, self._running)) + len(self._running) * steps / 2
+        step_s = self._cost.step(len(self._running), held)
+        if await self._bell.wait(steps * step_s) and step_s:
+            passed = (self._clock.now() - began) / step_s
+            if grain > 1:  # what is left of one real step among many is not waited for
+                steps = min(steps, passed)
+            else:
+                steps = min(steps, math.ceil(passed - 1e-9))
+                await self._clock.sleep(began + steps * step_s - self._clock.now())
+        self._decode_s += steps * step_s
+        self._decode_steps += round(steps)
+        self._longest_s = max(self._longest_s, step_s)
+        self._advance(self._running, steps if grain == 1 else steps / grain)
 
-    def _advance(self, sequences: list[Sequence], tokens: int) -> None:
+    def _advance(self, sequences: list[Sequence], tokens: float) -> None:
         if not tokens:
             return
-        self.tokens += tokens * len(sequences)
+        self.tokens += round(tokens * len(sequences) * self._cost.grain)
         for sequence in sequences:
             sequence.advance(tokens, self.version)
-            if sequence.done >= sequence.length:
+            if sequence.over:
                 self._answer(sequence, sequence.finish)
-        self._running = [sequence for sequence in self._running if sequence.done < sequence.length]
+        self._running = [sequence for sequence in self._running if not sequence.over]
 
     def _answer(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.answer.done():  # its caller has gone
@@ -278,9 +291,9 @@ class EmulatedEngine:
                 id=request.id,
                 group_id=request.group_id,
                 index=request.index,
-                token_ids=_tokens(sequence.done),
-                logprobs=_logprobs(sequence.done),
-                versions=[version for version, count in sequence.spans for _ in range(count)],
+                token_ids=_tokens(round(sequence.done)),
+                logprobs=_logprobs(round(sequence.done)),
+                versions=sequence.versions(),
                 finish_reason=reason,
                 engine=self._name,
                 seconds=0.0 if began is None else self._clock.now() - began,
@@ -290,7 +303,7 @@ class EmulatedEngine:
     def _end(self, error: EngineError) -> None:
         """Samples with tokens go out as they are, the others are refused."""
         for sequence in (*self._running, *self._waiting):
-            if sequence.done:
+            if round(sequence.done):
                 self._answer(sequence, "abort")
             elif not sequence.answer.done():
                 sequence.answer.set_exception(copy_of(error))

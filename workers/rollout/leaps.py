@@ -10,36 +10,59 @@ from workers.records import FinishReason, Manifest, Rollout, SampleRequest, Upda
 
 @dataclass(frozen=True)
 class EngineCost:
-    """Declared seconds. A decode step takes `step_s` + `sample_s` for each running sample, a prefill `prefill_s` a token."""
+    """Declared seconds. A decode step takes `step_s` + `sample_s` for each running sample, a prefill `prefill_s` a token.
+
+    grain: how many tokens one simulated token stands for; step and prefill are seconds of real ones.
+    """
 
     step_s: float = 0.05
     sample_s: float = 0.0
     prefill_s: float = 0.0
     apply_s: float = 0.0  # making new weights the ones that serve
+    grain: int = 1
 
-    def step(self, running: int) -> float:
+    def step(self, running: int, held: float) -> float:
+        """Seconds of one decode step. `held`: positions whose keys and values are read in it, all running samples together."""
         return self.step_s + self.sample_s * running
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request under way. spans: (version, tokens) in order; done: tokens drawn of `length`, which ends it as `finish`."""
+    """A request under way. spans: (version, tokens) in order; done: tokens drawn of `length`, which ends it as `finish`.
+
+    Where a token stands for many, weights may be swapped within one: then `done` and the spans are no whole numbers.
+    """
 
     request: SampleRequest
     answer: asyncio.Future[Rollout]
     length: int
     finish: FinishReason
-    done: int = 0
-    spans: list[tuple[int, int]] = field(default_factory=list)
+    done: float = 0
+    spans: list[tuple[int, float]] = field(default_factory=list)
     admitted: float | None = None
     cached: bool = False  # its keys and values are still there: no prefill
 
-    def advance(self, tokens: int, version: int) -> None:
+    @property
+    def over(self) -> bool:
+        return self.done > self.length - 1e-9
+
+    def versions(self) -> list[int]:
+        """One for each whole token drawn."""
+        if len(self.spans) == 1:
+            return [self.spans[0][0]] * round(self.done)
+        listed: list[int] = []
+        drawn = 0.0
+        for version, tokens in self.spans:
+            drawn += tokens
+            listed += [version] * (round(drawn) - len(listed))
+        return listed
+
+    def advance(self, tokens: float, version: int) -> None:
         self.done += tokens
         if self.spans and self.spans[-1][0] == version:
-            version, before = self.spans.pop()
-            tokens += before
-        self.spans.append((version, tokens))
+            self.spans[-1] = (version, self.spans[-1][1] + tokens)
+        else:
+            self.spans.append((version, tokens))
 
 
 @dataclass(eq=False, slots=True)
