@@ -74,6 +74,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "experiments:edit": ("/runs/{live}/edit/",),
     "telemetry:samples-page": ("/runs/{samples}/samples/",),
     "artifacts:files": ("/runs/{samples}/artifacts/",),
+    "experiments:async": ("/help/async/", "/help/async/?ahead=4&max_lag=0"),
     "experiments:axes": ("/help/axes/",),
     "experiments:losses": ("/help/losses/",),
     "experiments:presets": ("/help/presets/",),

@@ -13,6 +13,12 @@ from typing import Any
 from workers.contract.errors import ConfigError, ExitCode
 
 Say = Callable[..., None]
+LESSON = {
+    "ahead": "batches under way beyond the one being trained; 0: the pools take turns",
+    "max_lag": "versions a sample may be behind",
+    "sync_s": "seconds the engines stand still for new weights",
+    "spread": "the length that one sample in ten exceeds, over the median",
+}
 
 
 def add_parsers(commands: Any) -> None:
@@ -33,6 +39,9 @@ def add_parsers(commands: Any) -> None:
             "--set", dest="sets", action="append", default=[], metavar="PATH=VALUE", help="override a field of the scenario or of the run"
         )
         command.add_argument("--json", action="store_true", help="print JSON")
+    lesson = commands.add_parser("lesson", help="asynchronous RL in one small simulation, as JSON: what the help page draws")
+    for name, words in LESSON.items():
+        lesson.add_argument(f"--{name.replace('_', '-')}", type=float, help=words)
     calibrate = commands.add_parser("calibrate", help="a scenario fitted on runs of your own")
     calibrate.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs: spool, config.json, summary.json")
     calibrate.add_argument("--out", type=Path, help="write the scenario, as JSON (default: print it)")
@@ -42,7 +51,7 @@ def add_parsers(commands: Any) -> None:
 def run(arguments: argparse.Namespace, say: Say) -> int:
     """Called with a command of `add_parsers`. Ctrl-C ends it without a result."""
     try:
-        return _COMMANDS[arguments.command](arguments, say)
+        return COMMANDS[arguments.command](arguments, say)
     except KeyboardInterrupt:
         tell("stopped; nothing was written")
         return int(ExitCode.CANCELLED)
@@ -124,7 +133,14 @@ def _calibrate(arguments: argparse.Namespace, say: Say) -> int:
     return ExitCode.OK
 
 
-_COMMANDS = {"plan": _plan, "race": _race, "sweep": _sweep, "calibrate": _calibrate}
+def _lesson(arguments: argparse.Namespace, say: Say) -> int:
+    from workers.planner.lesson import lesson
+
+    say(as_json(lesson(**{name: value for name in LESSON if (value := getattr(arguments, name)) is not None})))
+    return ExitCode.OK
+
+
+COMMANDS = {"lesson": _lesson, "plan": _plan, "race": _race, "sweep": _sweep, "calibrate": _calibrate}
 
 
 def _scenario(arguments: argparse.Namespace) -> tuple[Any, list[str]]:

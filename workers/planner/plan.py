@@ -38,12 +38,12 @@ def plan(preset: str, scenario: Scenario, sets: Sequence[str] = (), ceilings: Ce
     return told
 
 
-def simulate(config: RunConfig, scenario: Scenario) -> Ear:
+def simulate(config: RunConfig, scenario: Scenario, heard_by: type[Ear] = Ear) -> Ear:
     """The flow from its first dispatch to the last measured step."""
 
     async def main() -> Ear:
         clock, draws = VirtualClock(), Draws(scenario)
-        ear = Ear(clock, scenario.warmup_steps, scenario.warmup_steps + scenario.steps)
+        ear = heard_by(clock, scenario.warmup_steps, scenario.warmup_steps + scenario.steps)
         parts = assemble(
             config,
             clock,

@@ -17,7 +17,14 @@ from workers.contract import axes, design, events, metrics, presets
 from workers.contract.axes import INTERRUPTS, PAYLOADS
 from workers.contract.formulas import DIFFERENCES, FORMULAS
 
-PAGES = (("axes", "Axes"), ("losses", "Losses"), ("presets", "Presets"), ("add-a-kind", "Add your own"), ("api", "API"))
+PAGES = (
+    ("async", "Asynchronous RL"),
+    ("axes", "Axes"),
+    ("losses", "Losses"),
+    ("presets", "Presets"),
+    ("add-a-kind", "Add your own"),
+    ("api", "API"),
+)
 SHORT_AXES = {"orchestration": "Carrier", "rollout": "Engine"}
 
 
@@ -97,7 +104,7 @@ def axes_page(request: HttpRequest) -> HttpResponse:
         "metrics": [*metrics.CATALOGUE.values(), *metrics.PATTERNS.values()],
         "events": events.DESCRIPTIONS.items(),
     }
-    return _page(request, "axes", context)
+    return page(request, "axes", context)
 
 
 def _options(axis: str, path: str) -> list[dict[str, Any]]:
@@ -140,7 +147,7 @@ def losses_page(request: HttpRequest) -> HttpResponse:
         }
         for path, entries in FORMULAS.items()
     ]
-    return _page(request, "losses", {"groups": groups, "differences": DIFFERENCES})
+    return page(request, "losses", {"groups": groups, "differences": DIFFERENCES})
 
 
 @require_safe
@@ -159,12 +166,12 @@ def presets_page(request: HttpRequest) -> HttpResponse:
         for row, parent in [(head, None), *((variant, head) for variant in head["variants"])]
     ]
     columns = [{"name": axis, "title": SHORT_AXES.get(axis, axis_title(axis))} for axis in shown]
-    return _page(request, "presets", {"columns": columns, "rows": rows, "catalogue": catalogue})
+    return page(request, "presets", {"columns": columns, "rows": rows, "catalogue": catalogue})
 
 
 @require_safe
 def add_page(request: HttpRequest) -> HttpResponse:
-    return _page(request, "add-a-kind", {"pieces": pieces(text())})
+    return page(request, "add-a-kind", {"pieces": pieces(text())})
 
 
 def text() -> str:
@@ -188,5 +195,6 @@ def pieces(source: str) -> list[Piece]:
     return found
 
 
-def _page(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+def page(request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+    """A help page with the others beside it."""
     return render(request, f"help/{name}.html", {"section": "help", "page": name, "pages": PAGES, **context})

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from headrace.experiments import control_views, guide, new_run, sweep_views, views
+from headrace.experiments import control_views, guide, lesson, new_run, sweep_views, views
 
 app_name = "experiments"
 
@@ -26,6 +26,8 @@ urlpatterns = [
     path("runs/<str:public_id>/resume.json", control_views.resume_json, name="resume-preview"),
     path("runs/<str:public_id>/edit/", views.edit, name="edit"),
     path("runs/<str:public_id>/delete/", views.delete, name="delete"),
+    path("help/async/", lesson.lesson_page, name="async"),
+    path("help/async/run.json", lesson.lesson_json, name="async-run"),
     path("help/axes/", guide.axes_page, name="axes"),
     path("help/losses/", guide.losses_page, name="losses"),
     path("help/presets/", guide.presets_page, name="presets"),

@@ -1,0 +1,93 @@
+"""The teaching page: four sliders, and the real flow simulated by the engine in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.http import require_safe
+
+from headrace.experiments.guide import page
+
+TIMEOUT_S = 30.0
+# Name, title, what it says, smallest, largest, step, where it stands at first: as `workers.planner.lesson.KNOBS` has them.
+SLIDERS = (
+    ("ahead", "Batches ahead", "How many batches may be under way beyond the one being trained. 0: the two pools take turns.", 0, 4, 1, 1),
+    ("max_lag", "Lag bound", "How many versions a sample may be behind the weights it trains. Older ones are dropped.", 0, 8, 1, 4),
+    ("sync_s", "Weight sync", "Seconds for which the engines stand still for new weights.", 0, 10, 0.5, 1),
+    ("spread", "Length spread", "The length that one sample in ten exceeds, in medians. 1: all are equally long.", 1, 6, 0.5, 3),
+)
+
+
+@require_safe
+def lesson_page(request: HttpRequest) -> HttpResponse:
+    """Drawn for what the address asks for; without a query for where the sliders stand at first."""
+    asked, _ = _asked(request)
+    sliders = [
+        {"name": name, "title": title, "help": words, "least": least, "most": most, "step": step, "value": f"{asked[name]:g}"}
+        for name, title, words, least, most, step, _ in SLIDERS
+    ]
+    try:
+        found, trouble = both(asked), ""
+    except Unsimulated as error:
+        found, trouble = None, str(error)
+    return page(request, "async", {"sliders": sliders, "page_data": found, "trouble": trouble})
+
+
+@require_safe
+def lesson_json(request: HttpRequest) -> JsonResponse:
+    """The same for one position of the sliders. 400 names what is out of its range, 503 says why nothing was simulated."""
+    asked, wrong = _asked(request)
+    if wrong:
+        return JsonResponse({"errors": wrong}, status=400)
+    try:
+        return JsonResponse(both(asked))
+    except Unsimulated as error:
+        return JsonResponse({"errors": [str(error)]}, status=503)
+
+
+class Unsimulated(Exception):
+    """The engine's process gave no answer; says why."""
+
+
+def both(asked: dict[str, float]) -> dict[str, Any]:
+    """{now, turns}: the design of the sliders, and the same workload in turns. Raises Unsimulated."""
+    return {"now": simulated(**asked), "turns": simulated(**{**asked, "ahead": 0.0})}
+
+
+@lru_cache(maxsize=512)
+def simulated(ahead: float, max_lag: float, sync_s: float, spread: float) -> dict[str, Any]:
+    """What `python -m workers lesson` says. Raises Unsimulated with its last words."""
+    command = [sys.executable, "-m", "workers", "lesson", "--ahead", f"{ahead:g}", "--max-lag", f"{max_lag:g}"]
+    command += ["--sync-s", f"{sync_s:g}", "--spread", f"{spread:g}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unsimulated(f"The simulation gave no answer: {error}") from error
+    if done.returncode:
+        raise Unsimulated(f"The simulation ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _asked(request: HttpRequest) -> tuple[dict[str, float], list[str]]:
+    """Every slider's value, and a sentence for each that was given and cannot be. Values lie on the slider's own steps."""
+    values, wrong = {}, []
+    for name, title, _, least, most, step, first in SLIDERS:
+        given = request.GET.get(name)
+        values[name] = float(first)
+        if given is None:
+            continue
+        try:
+            value = float(given)
+        except ValueError:
+            value = float("nan")
+        if least <= value <= most:
+            values[name] = round(value / step) * step
+        else:
+            wrong.append(f"{name}: {title} is {given[:20]!r} -> give a number from {least:g} to {most:g}")
+    return values, wrong
