@@ -70,7 +70,7 @@ def lesson(ahead: float = 1, max_lag: float = 4, sync_s: float = 1, spread: floa
         "lag": sum(lag * count for lag, count in heard.lags.items()) / heard.lags.total(),
         "dropped_share": dropped / (trained + dropped),
     }
-    return rounded(
+    told: dict[str, Any] = rounded(
         {
             "given": given,
             "failure": None,
@@ -79,7 +79,8 @@ def lesson(ahead: float = 1, max_lag: float = 4, sync_s: float = 1, spread: floa
             "figures": figures,
             "time": shares(begin, end),
         }
-    )  # type: ignore[no-any-return]
+    )
+    return told
 
 
 def workload(sync_s: float, spread: float) -> Scenario:
