@@ -16,7 +16,18 @@ from workers.planner.plan import dominant_wait, plan
 from workers.planner.scenario import Scenario
 
 Tell = Callable[[str], None]  # a line of progress
-COLUMNS = ("preset", "samples a second", "step s", "overlap", "lag mean", "lag p95", "buffer", "dropped", "engines wait for", "trainer waits for")
+COLUMNS = (
+    "preset",
+    "samples a second",
+    "step s",
+    "overlap",
+    "lag mean",
+    "lag p95",
+    "buffer",
+    "dropped",
+    "engines wait for",
+    "trainer waits for",
+)
 
 
 def chosen(which: str) -> list[str]:
