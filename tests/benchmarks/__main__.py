@@ -48,6 +48,7 @@ BENCHMARKS = {
     "presets": Benchmark("each library's style on the same job", ("verl", "--steps", "2", *TINY)),
     "ingest": Benchmark("points a second into the control plane", ("--seconds", "1"), left_out="MLflow: --mlflow PYTHON"),
     "series": Benchmark("milliseconds until a chart has its data", ("--points", "20000", "--times", "3")),
+    "planner": Benchmark("seconds to plan 100 steps of 1,024 GPUs"),
     "travel": Benchmark("milliseconds to a run as it was at a second", ("--looks", "5")),
     "outage": Benchmark("what it costs a run that the server is away", ("--away", "8", "--steps", "3", *TINY)),
     "viewers": Benchmark("milliseconds from emit to page", ("--viewers", "4", "--deaf", "1", "--seconds", "2")),

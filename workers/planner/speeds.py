@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -103,6 +103,8 @@ class Roofed(EngineCost):
     position_s: float = 0.0  # reading one position's keys and values
     token_s: float = 0.0  # the operations of one token
     overhead_s: float = 0.0
+
+    reads_cache: ClassVar[bool] = True
 
     def step(self, running: int, held: float) -> float:
         return max(self.weight_s + self.position_s * held, self.token_s * running) + self.overhead_s

@@ -60,6 +60,7 @@ class EmulatedEngine:
         self._news: News | None = None
         self._updating = asyncio.Lock()
         self._held = False
+        self._deserted = False  # a caller has gone whose sample may still run
         self._owed_s = 0.0  # prefill that `recompute_cache` has asked for
         self._decode_s = 0.0
         self._decode_steps = 0
@@ -81,8 +82,11 @@ class EmulatedEngine:
         finish: FinishReason = "length" if wanted > request.max_new_tokens else "stop"
         answer: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, answer, max(min(wanted, request.max_new_tokens), len(request.prefix_ids) + 1), finish)
+        sequence.prompt = len(request.prompt_ids)
         for version in request.prefix_versions:
-            sequence.advance(1, version)
+            if version != sequence.version:
+                sequence.turn(version)
+            sequence.done += 1
         sequence.cached = request.parked_on == self._name and request.id in self._parked
         self._parked.pop(request.id, None)
         self._waiting.append(sequence)
@@ -91,6 +95,7 @@ class EmulatedEngine:
         try:
             return await answer
         except asyncio.CancelledError:
+            self._deserted = True
             self._wake()  # the sample leaves its slot, or the queue, before the next decode step
             raise
 
@@ -169,7 +174,9 @@ class EmulatedEngine:
 
     async def _turn(self) -> bool:
         """Begins between two forward passes. False: there is nothing to do."""
-        self._running = [sequence for sequence in self._running if not sequence.answer.done()]
+        if self._deserted:
+            self._running = [sequence for sequence in self._running if not sequence.answer.done()]
+            self._deserted = False
         news = self._news
         if news is not None and not news.accepted:
             self._announce(news)
@@ -247,7 +254,7 @@ class EmulatedEngine:
 
     def _held_by(self, sequence: Sequence) -> float:
         """Positions of a sample's keys and values, in real tokens."""
-        return len(sequence.request.prompt_ids) + sequence.done * self._cost.grain
+        return sequence.prompt + sequence.done * self._cost.grain
 
     def _prefill(self, lengths: list[float]) -> float:
         self.prefilled += round(sum(lengths))
@@ -256,9 +263,11 @@ class EmulatedEngine:
     async def _decode(self) -> None:
         """Leaps to the first finished sample, or to the end of the forward pass in which something happened."""
         began, grain = self._clock.now(), self._cost.grain
-        steps = grain * min(item.length - item.done for item in self._running)
-        # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
-        held = sum(map(self._held_by, self._running)) + len(self._running) * steps / 2
+        steps = grain * min([item.length - item.done for item in self._running])
+        held = 0.0
+        if self._cost.reads_cache:
+            # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
+            held = sum([item.prompt + item.done * grain for item in self._running]) + len(self._running) * steps / 2
         step_s = self._cost.step(len(self._running), held)
         if await self._bell.wait(steps * step_s) and step_s:
             passed = (self._clock.now() - began) / step_s
@@ -276,11 +285,16 @@ class EmulatedEngine:
         if not tokens:
             return
         self.tokens += round(tokens * len(sequences) * self._cost.grain)
+        ended, version = False, self.version
         for sequence in sequences:
-            sequence.advance(tokens, self.version)
-            if sequence.over:
+            if sequence.version != version:
+                sequence.turn(version)
+            sequence.done += tokens
+            if sequence.done > sequence.length - 1e-9:
                 self._answer(sequence, sequence.finish)
-        self._running = [sequence for sequence in self._running if not sequence.over]
+                ended = True
+        if ended:
+            self._running = [sequence for sequence in self._running if not sequence.over]
 
     def _answer(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.answer.done():  # its caller has gone

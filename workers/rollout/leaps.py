@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from workers.records import FinishReason, Manifest, Rollout, SampleRequest, UpdateReport
 
@@ -21,16 +22,20 @@ class EngineCost:
     apply_s: float = 0.0  # making new weights the ones that serve
     grain: int = 1
 
+    reads_cache: ClassVar[bool] = False  # whether a decode step's seconds hang on what is held
+
     def step(self, running: int, held: float) -> float:
-        """Seconds of one decode step. `held`: positions whose keys and values are read in it, all running samples together."""
+        """Seconds of one decode step. `held`: positions whose keys and values are read in it, all running samples together; 0 where
+        `reads_cache` is false."""
         return self.step_s + self.sample_s * running
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A request under way. spans: (version, tokens) in order; done: tokens drawn of `length`, which ends it as `finish`.
+    """A request under way. done: tokens drawn of `length`, which ends it as `finish`; spans: (version, tokens drawn under it) in order,
+    without those under `version`, which began at `since`.
 
-    Where a token stands for many, weights may be swapped within one: then `done` and the spans are no whole numbers.
+    Where a token stands for many, weights may be swapped within one: then `done` is no whole number.
     """
 
     request: SampleRequest
@@ -39,30 +44,32 @@ class Sequence:
     finish: FinishReason
     done: float = 0
     spans: list[tuple[int, float]] = field(default_factory=list)
+    version: int = 0
+    since: float = 0
     admitted: float | None = None
     cached: bool = False  # its keys and values are still there: no prefill
+    prompt: int = 0  # tokens
 
     @property
     def over(self) -> bool:
         return self.done > self.length - 1e-9
 
+    def turn(self, version: int) -> None:
+        """Called before tokens are drawn under another version."""
+        if self.done > self.since:
+            self.spans.append((self.version, self.done - self.since))
+        self.version, self.since = version, self.done
+
     def versions(self) -> list[int]:
         """One for each whole token drawn."""
-        if len(self.spans) == 1:
-            return [self.spans[0][0]] * round(self.done)
+        if not self.spans:
+            return [self.version] * round(self.done)
         listed: list[int] = []
         drawn = 0.0
-        for version, tokens in self.spans:
+        for version, tokens in (*self.spans, (self.version, self.done - self.since)):
             drawn += tokens
             listed += [version] * (round(drawn) - len(listed))
         return listed
-
-    def advance(self, tokens: float, version: int) -> None:
-        self.done += tokens
-        if self.spans and self.spans[-1][0] == version:
-            self.spans[-1] = (version, self.spans[-1][1] + tokens)
-        else:
-            self.spans.append((version, tokens))
 
 
 @dataclass(eq=False, slots=True)
