@@ -231,7 +231,7 @@ COMMANDS = {
     "prepare-model": _prepare,
     "install-engine": _install_engine,
     "selftest": _selftest,
-    **dict.fromkeys(("plan", "race", "sweep", "calibrate"), _planner),
+    **dict.fromkeys(("plan", "race", "sweep", "forecast", "calibrate"), _planner),
 }
 
 if __name__ == "__main__":
