@@ -52,6 +52,7 @@ HOOK = {"name": "a channel", "url": "https://hooks.example.org/x", "enabled": "o
 LAUNCH = {"action": "launch", "name": "n", "preset_name": "demo", "idempotency_key": "k"}
 WRITES: dict[str, list[tuple[str | None, str, dict[str, Any]]]] = {
     "/runs/new/": [("run.create", "team", LAUNCH)],
+    "/runs/new/forecast.json": [("run.create", "team", LAUNCH)],
     "/runs/new/check.json": [("run.create", "team", LAUNCH)],
     RUN + "cancel/": [("run.cancel", "run", {})],
     RUN + "resume/": [("run.resume", "run", {})],
