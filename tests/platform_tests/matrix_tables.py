@@ -97,7 +97,7 @@ WRITES: dict[str, list[tuple[str | None, str, dict[str, Any]]]] = {
     "/views/{view}/rename/": [("view.edit", "view", {"name": "x"})],
     "/views/{view}/delete/": [("view.edit", "view", {})],
     "/races/new/": [("race.create", "team", {"action": "start"})],
-    "/races/preview/": [("race.create", "team", {})],
+    "/races/preview/": [("race.create", "team", {}), ("race.create", "team", {"action": "plan"})],
     "/races/{race}/pause/": [("race.edit", "race", {})],
     "/sweeps/{sweep}/cancel/": [("run.cancel", "sweep", {})],
     "/alerts/ready-made/": [("alert.create", "team", {})],

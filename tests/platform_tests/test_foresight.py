@@ -14,6 +14,7 @@ from celery.exceptions import Retry
 from django.core.cache import cache
 from django.test import Client
 
+from headrace.compare.races.models import Race
 from headrace.dispatch.models import Cluster
 from headrace.experiments import foresight, foresight_words, lifecycle, planner, services, tasks, wake
 from headrace.experiments.models import Attempt, Project, Run
@@ -294,6 +295,39 @@ def test_predicted_and_actual_stand_side_by_side(team: Team, start: Start, finis
     assert "+28 %" in browser.get(f"/runs/{run.public_id}/").content.decode()
     assert [row["actual"] for row in foresight_words.compared(run.forecast, data, None)][:2] == ["–", "–"]
     assert foresight_words.compared(None, data, 64) == []
+
+
+# --- races ------------------------------------------------------------------------------------------------------------------------------
+
+
+RACE = {
+    "preset": ["trl-sync", "trl-async"],
+    "seeds": "1 2",
+    "stop_kind": "wall_s",
+    "stop_value": "60",
+    "devices": "3",
+    "retries": "1",
+    "batch.prompts": "4",
+    "environment.dataset": "chain_sum",
+    "action": "plan",
+}
+
+
+def test_a_race_is_planned_before_it_is_run(
+    team: Team, finished: Start, browser: Client, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = browser.post("/races/new/", RACE).content.decode()
+    assert page.count(foresight.NONE_YET) == 1 and 'id="planned-title"' in page
+    source = finished(team)
+    for path in ("/races/new/", "/races/preview/"):
+        page = browser.post(path, RACE).content.decode()
+        assert page.count("<td>12.5</td>") == 2 and f"/runs/{source.public_id}/" in page
+    assert [line[0] for line in asked] == ["calibrate", "forecast", "forecast"], "one a contender, of one seed, once"
+    assert 'id="planned-title"' not in browser.post("/races/new/", {**RACE, "seeds": "none"}).content.decode()
+    assert 'id="planned-title"' not in browser.post("/races/preview/", {**RACE, "action": ""}).content.decode()
+    monkeypatch.setattr("headrace.compare.races.planning.LONGEST_S", -1.0)
+    assert "Plan again for the rest" in browser.post("/races/preview/", RACE).content.decode()
+    assert not Race.unscoped.exists()
 
 
 # --- the real planner -------------------------------------------------------------------------------------------------------------------

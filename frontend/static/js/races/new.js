@@ -85,7 +85,7 @@ form.addEventListener("change", (event) => {
 });
 form.addEventListener("submit", (event) => {
   const button = event.submitter;
-  if (!button || !["equal", "release"].includes(button.name)) return;
+  if (!button || !(["equal", "release"].includes(button.name) || button.value === "plan")) return;
   event.preventDefault();
   soon(button);
 });
