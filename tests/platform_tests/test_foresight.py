@@ -14,6 +14,7 @@ from celery.exceptions import Retry
 from django.core.cache import cache
 from django.test import Client
 
+from headrace import cli
 from headrace.compare.races.models import Race
 from headrace.dispatch.models import Cluster
 from headrace.experiments import foresight, foresight_words, lifecycle, planner, services, tasks, wake
@@ -295,6 +296,19 @@ def test_predicted_and_actual_stand_side_by_side(team: Team, start: Start, finis
     assert "+28 %" in browser.get(f"/runs/{run.public_id}/").content.decode()
     assert [row["actual"] for row in foresight_words.compared(run.forecast, data, None)][:2] == ["–", "–"]
     assert foresight_words.compared(None, data, 64) == []
+
+
+# --- the command line -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_planner_from_the_one_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[list[str]] = []
+    monkeypatch.setattr(cli.subprocess, "run", lambda argv, **_: lines.append(argv[3:]) or subprocess.CompletedProcess(argv, 7))
+    for given in (["--list"], ["plan", "--list"], ["race", "--scenario", "balanced"], ["forecast", "run.json", "--scenario", "mine.json"]):
+        assert cli.main(["plan", *given]) == 7
+    assert [line[0] for line in lines] == ["plan", "plan", "race", "forecast"] and lines[0] == lines[1]
+    assert cli.main(["plan", "--help"]) == 0 and "headrace plan sweep" in capsys.readouterr().out
+    assert cli.main(["plan"]) == 2 and len(lines) == 4
 
 
 # --- races ------------------------------------------------------------------------------------------------------------------------------

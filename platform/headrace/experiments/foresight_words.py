@@ -119,6 +119,8 @@ def off(before: float | None, after: float | None) -> str:
         return "–"
     if before == 0:
         return "as predicted" if after == 0 else "–"
+    if abs(after - before) < 0.005 * abs(before):
+        return "as predicted"
     return f"{(after - before) / before:+.0%}".replace("%", " %").replace("-", "−")
 
 

@@ -88,6 +88,7 @@ form.addEventListener("submit", (event) => {
   if (!button || !(["equal", "release"].includes(button.name) || button.value === "plan")) return;
   event.preventDefault();
   soon(button);
+  if (button.value === "plan") button.textContent = "Planning…";
 });
 // A link of the error summary may point into a closed fold.
 box.addEventListener("click", (event) => {
