@@ -8,4 +8,4 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "headrace.settings")
 
 app = Celery("headrace")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["headrace.dispatch", "headrace.artifacts", "headrace.alerts"])
+app.autodiscover_tasks(["headrace.dispatch", "headrace.experiments", "headrace.artifacts", "headrace.alerts"])

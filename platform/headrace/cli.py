@@ -2,6 +2,7 @@
 
 headrace up, demo                     start everything here; launch the demo run too
 headrace login, launch, watch, tail   talk to a server
+headrace plan                         what a design would come to, before it runs
 headrace --help                       the rest
 
 Exit codes: 0 fine, 1 the run failed or the server refused, 2 wrong command line or config, 5 this machine lacks something (the
@@ -11,6 +12,7 @@ message says what and what to do).
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,7 @@ from headrace.supervisor.progress import Console
 from headrace.supervisor.up import Stopped, Supervisor
 from workers.contract.errors import ConfigError, ExitCode, HeadraceError
 
+PLANNING = ("plan", "race", "sweep", "forecast", "calibrate")
 app = typer.Typer(
     name="headrace",
     help="Launch, watch and compare asynchronous RL post-training runs.",
@@ -44,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["manage"], ["migrate"]):
         return _manage(arguments[1:] if arguments[0] == "manage" else arguments)
+    if arguments[:1] == ["plan"] and arguments[1:2] not in ([], ["--help"], ["-h"]):
+        return _plan(arguments[1:])
     try:
         found: Any = app(arguments, standalone_mode=False)
     except ConfigError as error:
@@ -142,6 +147,23 @@ def manage() -> None:
     raise AssertionError("main() answers this before the parser")
 
 
+@app.command(context_settings={"help_option_names": ["--help", "-h"]})
+def plan() -> None:
+    """What designs and runs would come to, before they run: arguments go to the engine's planner as they are.
+
+    \b
+    headrace plan --list                             the scenarios there are
+    headrace plan --preset NAME --scenario NAME      one design
+    headrace plan race --scenario NAME               every design, side by side
+    headrace plan sweep --preset NAME --over KNOB --scenario NAME
+    headrace plan calibrate RUN... --out FILE        a scenario fitted on own runs
+    headrace plan forecast SPEC --scenario FILE      an own run, as the form does it
+
+    `headrace plan race --help`, and so on, lists the options of each.
+    """
+    raise typer.BadParameter("nothing to plan -> headrace plan --list, or headrace plan --help")
+
+
 commands.register(app)
 takeaway.register(app)
 
@@ -216,6 +238,15 @@ def _manage(arguments: list[str]) -> int:
     _settings(None)
     execute_from_command_line(["headrace manage", *arguments])
     return int(ExitCode.OK)
+
+
+def _plan(arguments: list[str]) -> int:
+    """The planner is the engine's: this side asks it as a process, on the same terminal."""
+    words = arguments if arguments[0] in PLANNING else ["plan", *arguments]
+    try:
+        return subprocess.run([sys.executable, "-m", "workers", *words], check=False).returncode
+    except KeyboardInterrupt:
+        return int(ExitCode.CANCELLED)
 
 
 def _complain(text: str) -> None:

@@ -52,6 +52,7 @@ HOOK = {"name": "a channel", "url": "https://hooks.example.org/x", "enabled": "o
 LAUNCH = {"action": "launch", "name": "n", "preset_name": "demo", "idempotency_key": "k"}
 WRITES: dict[str, list[tuple[str | None, str, dict[str, Any]]]] = {
     "/runs/new/": [("run.create", "team", LAUNCH)],
+    "/runs/new/forecast.json": [("run.create", "team", LAUNCH)],
     "/runs/new/check.json": [("run.create", "team", LAUNCH)],
     RUN + "cancel/": [("run.cancel", "run", {})],
     RUN + "resume/": [("run.resume", "run", {})],
@@ -96,7 +97,7 @@ WRITES: dict[str, list[tuple[str | None, str, dict[str, Any]]]] = {
     "/views/{view}/rename/": [("view.edit", "view", {"name": "x"})],
     "/views/{view}/delete/": [("view.edit", "view", {})],
     "/races/new/": [("race.create", "team", {"action": "start"})],
-    "/races/preview/": [("race.create", "team", {})],
+    "/races/preview/": [("race.create", "team", {}), ("race.create", "team", {"action": "plan"})],
     "/races/{race}/pause/": [("race.edit", "race", {})],
     "/sweeps/{sweep}/cancel/": [("run.cancel", "sweep", {})],
     "/alerts/ready-made/": [("alert.create", "team", {})],

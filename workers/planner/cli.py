@@ -1,15 +1,17 @@
-"""`plan`, `race`, `sweep` and `calibrate` of `python -m workers`: arguments in, tables or JSON out."""
+"""`plan`, `race`, `sweep`, `forecast` and `calibrate` of `python -m workers`: arguments in, tables or JSON out."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workers.contract import loading
 from workers.contract.errors import ConfigError, ExitCode
 
 Say = Callable[..., None]
@@ -19,6 +21,7 @@ LESSON = {
     "sync_s": "seconds the engines stand still for new weights",
     "spread": "the length that one sample in ten exceeds, over the median",
 }
+NICE = 10  # a forecast steps back behind runs on the same machine
 
 
 def add_parsers(commands: Any) -> None:
@@ -42,6 +45,10 @@ def add_parsers(commands: Any) -> None:
     lesson = commands.add_parser("lesson", help="asynchronous RL in one small simulation, as JSON: what the help page draws")
     for name, words in LESSON.items():
         lesson.add_argument(f"--{name.replace('_', '-')}", type=float, help=words)
+    forecast = commands.add_parser("forecast", help="a run of your own before it runs, at the costs that another run has measured")
+    forecast.add_argument("spec", type=Path, help="JSON or TOML file, as `run` takes it")
+    forecast.add_argument("--scenario", required=True, help="what `calibrate` wrote")
+    forecast.add_argument("--json", action="store_true", help="print JSON")
     calibrate = commands.add_parser("calibrate", help="a scenario fitted on runs of your own")
     calibrate.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs: spool, config.json, summary.json")
     calibrate.add_argument("--out", type=Path, help="write the scenario, as JSON (default: print it)")
@@ -118,6 +125,19 @@ def _sweep(arguments: argparse.Namespace, say: Say) -> int:
     return ExitCode.OK
 
 
+def _forecast(arguments: argparse.Namespace, say: Say) -> int:
+    from workers.planner import scenarios
+    from workers.planner.forecast import forecast
+    from workers.planner.words import told
+
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    config = loading.resolve(loading.read(arguments.spec), None)
+    result = forecast(config, scenarios.load(arguments.scenario))
+    say(as_json(result) if arguments.json else told(result))
+    return ExitCode.OK
+
+
 def _calibrate(arguments: argparse.Namespace, say: Say) -> int:
     from workers.planner.calibrate import calibrate
 
@@ -140,7 +160,7 @@ def _lesson(arguments: argparse.Namespace, say: Say) -> int:
     return ExitCode.OK
 
 
-COMMANDS = {"lesson": _lesson, "plan": _plan, "race": _race, "sweep": _sweep, "calibrate": _calibrate}
+COMMANDS = {"lesson": _lesson, "plan": _plan, "race": _race, "sweep": _sweep, "forecast": _forecast, "calibrate": _calibrate}
 
 
 def _scenario(arguments: argparse.Namespace) -> tuple[Any, list[str]]:

@@ -32,7 +32,11 @@ def plan(preset: str, scenario: Scenario, sets: Sequence[str] = (), ceilings: Ce
     sets: overrides of the run's options. ceilings: of this very scenario, where they are known already. The same arguments give the
     same bytes. No data is None. Raises ConfigError for what cannot be configured, EngineError for a design that trains nothing.
     """
-    config = design.configured(preset, scenario, sets)
+    return planned(design.configured(preset, scenario, sets), scenario, ceilings)
+
+
+def planned(config: RunConfig, scenario: Scenario, ceilings: Ceilings | None = None) -> dict[str, Any]:
+    """The same of a run that is configured already."""
     ceilings = ceilings or limits.ceilings(config, scenario)
     ear = simulate(config, scenario)
     assert ear.begin is not None and ear.end is not None and ear.gauge is not None and ear.parts is not None

@@ -85,6 +85,7 @@ class RunOut(BaseModel):
     outcome_cause: dict[str, Any] | None
     summary: dict[str, Any]
     control: dict[str, Any]
+    forecast: dict[str, Any] | None = Field(None, description="what was predicted at its launch, and from which run; null: nothing")
 
 
 class RunDetail(RunOut):

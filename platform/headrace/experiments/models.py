@@ -150,6 +150,9 @@ class Run(WithPublicId, StateGuarded):
     control = models.JSONField(default=dict, blank=True, help_text="What the driver is asked to do: workers.contract.events.Control.")
     summary = models.JSONField(default=dict, blank=True)
     outcome_cause = models.JSONField(null=True, blank=True)
+    forecast = models.JSONField(
+        null=True, blank=True, help_text="What was predicted of it at its launch, and from which run. Null: nothing."
+    )
     note = models.TextField(blank=True, default="")
     tags = models.JSONField(default=list, blank=True)
     keep = models.BooleanField(default=False, help_text="Kept for ever: retention takes nothing of it.")

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from headrace.experiments import equivalents, forecast, forms, live_check, selectors, services, sweeps
+from headrace.experiments import equivalents, forecast, foresight, forms, live_check, selectors, services, sweeps
 from headrace.experiments.admission import PRIORITIES
 from headrace.experiments.draft import Draft, can_fork, checkpoints, fresh, submitted
 from headrace.experiments.models import Experiment, Project
@@ -65,6 +65,15 @@ def new_run(request: HttpRequest) -> HttpResponse:
 def check(request: HttpRequest) -> JsonResponse:
     """The form as it is being typed: problems, warnings, what differs, the same by command and API, and what is known ahead."""
     return JsonResponse(live_check.answer(_team(request), submitted(request)))
+
+
+@require_POST
+def predict(request: HttpRequest) -> JsonResponse:
+    """What the run that is being typed will come to: {source, why, predicted}. A config that does not hold is not forecast."""
+    team, draft = _team(request), submitted(request)
+    if draft.config is None or draft.errors:
+        return JsonResponse(foresight.Foresight(why="Mend the problems first: only a config that can run is forecast.").as_json())
+    return JsonResponse(foresight.answer(team, draft.config))
 
 
 def _team(request: HttpRequest) -> Team:

@@ -18,6 +18,7 @@ from headrace.experiments.states import AttemptState, RunState
 from headrace.experiments.text import clean_line, clean_text
 from headrace.experiments.tokens import issue_run_token as issue_run_token
 from headrace.experiments.tokens import verify_run_token as verify_run_token
+from headrace.experiments.wake import wake_forecast as wake_forecast
 from headrace.experiments.wake import wake_launcher as wake_launcher
 from headrace.teams import audit
 from headrace.teams.models import Team, User
@@ -101,6 +102,7 @@ def start_run(
     if made:
         attempt = run.attempts.get()
         transaction.on_commit(lambda: wake_launcher(attempt))
+        transaction.on_commit(lambda: wake_forecast(run))
     return run
 
 

@@ -10,6 +10,7 @@ urlpatterns = [
     path("", views.home, name="home"),
     path("runs/new/", new_run.new_run, name="new"),
     path("runs/new/check.json", new_run.check, name="check"),
+    path("runs/new/forecast.json", new_run.predict, name="predict"),
     path("sweeps/", sweep_views.sweep_list, name="sweeps"),
     path("sweeps/<str:public_id>/", sweep_views.sweep, name="sweep"),
     path("sweeps/<str:public_id>/cancel/", sweep_views.cancel, name="cancel-sweep"),

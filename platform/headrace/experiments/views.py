@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from headrace import figures
-from headrace.experiments import forms, guide, listing, services
+from headrace.experiments import foresight_words, forms, guide, listing, services
 from headrace.experiments.editions import edition
 from headrace.experiments.forms import EditForm
 from headrace.experiments.models import Run
@@ -21,6 +21,7 @@ from headrace.experiments.states import RunState
 from headrace.schema_form import lookup
 from headrace.teams.policy import can
 from headrace.teams.services import NotAllowed
+from headrace.telemetry import selectors as telemetry
 from headrace.telemetry.access import run_or_404
 from headrace.telemetry.export import FORMATS, WORDS
 from workers.contract.config import RunConfig
@@ -87,6 +88,7 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         "formats": FORMATS,
         "design": guide.design_of(data),
         "preset": guide.preset_of(run.preset),
+        "foreseen": foreseen(run),
         "page_data": {
             "run": run.public_id,
             "charts": [chart.as_dict() for chart in figures.charts()],
@@ -95,6 +97,18 @@ def run_detail(request: HttpRequest, public_id: str) -> HttpResponse:
         },
     }
     return render(request, "runs/detail.html", context)
+
+
+def foreseen(run: Run) -> dict[str, Any] | None:
+    """What the overview shows beside what was predicted; None: nothing was."""
+    if not run.forecast:
+        return None
+    attempt = telemetry.current_attempt(run)
+    state = telemetry.latest_state(attempt) if attempt is not None else None
+    prompts, group = lookup(run.config.data, "batch.prompts"), lookup(run.config.data, "batch.group_size")
+    resumed = attempt is not None and (attempt.resumed_from_id is not None or attempt.resumed_from_attempt_id is not None)
+    rows = foresight_words.compared(run.forecast, state, None if resumed or not prompts or not group else prompts * group)
+    return {"rows": rows, "source": run.forecast.get("source"), "step": (state or {}).get("step")}
 
 
 @require_safe

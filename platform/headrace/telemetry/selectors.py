@@ -50,6 +50,7 @@ def run_summary(run: Run) -> dict[str, Any]:
         "outcome_cause": run.outcome_cause,
         "summary": run.summary,
         "control": run.control,
+        "forecast": run.forecast,
     }
 
 
@@ -93,6 +94,12 @@ def began(run: Run) -> float | None:
     if first is None:  # retention has taken the events; what was derived of them is left
         first = SeriesChunk.objects.for_team(run.team_id).filter(attempt__run=run, level=0).aggregate(t=Min("t0"))["t"]
     return first
+
+
+def latest_state(attempt: Attempt) -> dict[str, Any] | None:
+    """The attempt's last word on flow and ledgers. None: it has told nothing."""
+    row = LatestState.objects.for_team(attempt.team_id).filter(attempt=attempt).first()
+    return _flat(row.state) if row is not None and row.state else None
 
 
 def snapshot(run: Run) -> dict[str, Any]:

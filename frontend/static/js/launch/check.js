@@ -2,6 +2,7 @@
 import { duration, short } from "../format.js";
 import { el } from "../run/dom.js";
 import { armCopies } from "./copy.js";
+import { startForesight } from "./foresight.js";
 
 const DELAY = 350;
 const byId = (id) => document.getElementById(id);
@@ -10,6 +11,7 @@ const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 export function startCheck(form, reveal) {
   let timer = 0;
   let current = null;
+  const foresee = startForesight(form);
   const state = byId("check-state");
   // Why the cloned run failed stands at its field until that field is changed, however sound its value is.
   const blamed = form.elements.namedItem(new URLSearchParams(location.search).get("fix") ?? "");
@@ -41,6 +43,7 @@ export function startCheck(form, reveal) {
     if (answer.commands.length) commands(answer.commands);
     for (const id of ["forecast-rows", "commands"]) byId(id).classList.toggle("stale", !answer.digest);
     if (answer.forecast) forecast(answer.forecast);
+    if (answer.ok) foresee(answer.digest);
     several(answer.sweep);
   }
 

@@ -85,9 +85,10 @@ form.addEventListener("change", (event) => {
 });
 form.addEventListener("submit", (event) => {
   const button = event.submitter;
-  if (!button || !["equal", "release"].includes(button.name)) return;
+  if (!button || !(["equal", "release"].includes(button.name) || button.value === "plan")) return;
   event.preventDefault();
   soon(button);
+  if (button.value === "plan") button.textContent = "Planning…";
 });
 // A link of the error summary may point into a closed fold.
 box.addEventListener("click", (event) => {

@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST, require_safe
 
-from headrace.compare.races import plan, race_form, report, report_csv, selectors, services
+from headrace.compare.races import plan, planning, race_form, report, report_csv, selectors, services
 from headrace.compare.races.models import Race
 from headrace.compare.races.race_form import Draft
 from headrace.experiments import guide
@@ -60,7 +60,7 @@ def race_list(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new_race(request: HttpRequest) -> HttpResponse:
-    """GET fills the form from ?preset= or ?like=; POST shows the preview, or starts the race, by its button."""
+    """GET fills the form from ?preset= or ?like=; POST shows the preview, plans the race or starts it, by its button."""
     team = current_team(request)
     if team is None or not can(request.user, "race.create", team):
         raise PermissionDenied(DENIED)
@@ -83,6 +83,8 @@ def preview(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied(DENIED)
     draft = race_form.read(request.POST, team)
     context = {"draft": draft, "preview": race_form.preview(draft, team), "errors": _error_links(draft)}
+    if request.POST.get("action") == "plan":
+        context["planned"] = planning.planned(draft, team)
     return render(request, "races/preview.html", context)
 
 
@@ -237,4 +239,6 @@ def _show_form(request: HttpRequest, draft: Draft) -> HttpResponse:
         "preview": race_form.preview(draft, team) if team else {},
         "errors": _error_links(draft),
     }
+    if request.method == "POST" and request.POST.get("action") == "plan" and team is not None:
+        context["planned"] = planning.planned(draft, team)
     return render(request, "races/new.html", context)
