@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from headrace.experiments import lesson
+from headrace.experiments import lesson, planner
 from headrace.teams.models import Team, User
 from workers.planner.lesson import KNOBS
 
@@ -51,10 +51,10 @@ def test_what_is_out_of_range_is_named_and_the_page_shows_its_first_position(bro
 
 def test_an_engine_that_gives_no_answer_is_said_and_is_no_server_error(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     lesson.simulated.cache_clear()
-    monkeypatch.setattr(lesson.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(planner.sys, "executable", "/nowhere/python")
     reply = browser.get("/help/async/run.json")
-    assert reply.status_code == 503 and "/nowhere/python" in reply.json()["errors"][0]
-    assert "gave no answer" in browser.get("/help/async/").content.decode()
+    assert reply.status_code == 503 and "could not be started" in reply.json()["errors"][0]
+    assert "could not be started" in browser.get("/help/async/").content.decode()
 
 
 @pytest.mark.django_db

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
 
+from headrace.experiments import planner
 from headrace.experiments.guide import page
 
-TIMEOUT_S = 30.0
 # Name, title, what it says, smallest, largest, step, where it stands at first: as `workers.planner.lesson.KNOBS` has them.
 SLIDERS = (
     ("ahead", "Batches ahead", "How many batches may be under way beyond the one being trained. 0: the two pools take turns.", 0, 4, 1, 1),
@@ -33,7 +30,7 @@ def lesson_page(request: HttpRequest) -> HttpResponse:
     ]
     try:
         found, trouble = both(asked), ""
-    except Unsimulated as error:
+    except (planner.PlannerFailed, planner.PlannerBusy) as error:
         found, trouble = None, str(error)
     return page(request, "async", {"sliders": sliders, "page_data": found, "trouble": trouble})
 
@@ -46,32 +43,19 @@ def lesson_json(request: HttpRequest) -> JsonResponse:
         return JsonResponse({"errors": wrong}, status=400)
     try:
         return JsonResponse(both(asked))
-    except Unsimulated as error:
+    except (planner.PlannerFailed, planner.PlannerBusy) as error:
         return JsonResponse({"errors": [str(error)]}, status=503)
 
 
-class Unsimulated(Exception):
-    """The engine's process gave no answer; says why."""
-
-
 def both(asked: dict[str, float]) -> dict[str, Any]:
-    """{now, turns}: the design of the sliders, and the same workload in turns. Raises Unsimulated."""
+    """{now, turns}: the design of the sliders, and the same workload in turns. Raises PlannerFailed, PlannerBusy."""
     return {"now": simulated(**asked), "turns": simulated(**{**asked, "ahead": 0.0})}
 
 
 @lru_cache(maxsize=512)
 def simulated(ahead: float, max_lag: float, sync_s: float, spread: float) -> dict[str, Any]:
-    """What `python -m workers lesson` says. Raises Unsimulated with its last words."""
-    command = [sys.executable, "-m", "workers", "lesson", "--ahead", f"{ahead:g}", "--max-lag", f"{max_lag:g}"]
-    command += ["--sync-s", f"{sync_s:g}", "--spread", f"{spread:g}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unsimulated(f"The simulation gave no answer: {error}") from error
-    if done.returncode:
-        raise Unsimulated(f"The simulation ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    """What `python -m workers lesson` says. Raises PlannerFailed, PlannerBusy."""
+    return planner.lesson({"ahead": ahead, "max_lag": max_lag, "sync_s": sync_s, "spread": spread})
 
 
 def _asked(request: HttpRequest) -> tuple[dict[str, float], list[str]]:

@@ -1,4 +1,5 @@
-"""The engine's planner, asked as a process of its own: `python -m workers calibrate` and `forecast`. One at a time in this process."""
+"""The engine's planner, asked as a process of its own: `python -m workers calibrate`, `forecast`, `lesson`. One at a time in this
+process."""
 
 from __future__ import annotations
 
@@ -51,7 +52,16 @@ def forecast(config: RunConfig, scenario: Path, *, wait_s: float = WAIT_S) -> di
     with tempfile.TemporaryDirectory(prefix="headrace-forecast-") as folder:
         spec = Path(folder) / "config.json"
         write_private(spec, json.dumps(config.as_json(), allow_nan=False))
-        text = _ask(["forecast", str(spec), "--scenario", str(scenario), "--json"], FORECAST_S, wait_s)
+        return _told(_ask(["forecast", str(spec), "--scenario", str(scenario), "--json"], FORECAST_S, wait_s))
+
+
+def lesson(given: dict[str, float]) -> dict[str, Any]:
+    """The teaching page's simulation of one position of its sliders. Raises PlannerFailed, PlannerBusy."""
+    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", f"{value:g}")]
+    return _told(_ask(["lesson", *arguments], FORECAST_S, WAIT_S))
+
+
+def _told(text: str) -> dict[str, Any]:
     try:
         told = json.loads(text)
     except ValueError:
