@@ -20,7 +20,10 @@ LONGEST_S = 31_536_000.0
 
 
 def configured(preset: str, scenario: Scenario, sets: Sequence[str] = ()) -> RunConfig:
-    """The run that is simulated: the preset, scaled to the scenario, with `sets` on top. Raises ConfigError."""
+    """The run that is simulated: the preset, scaled to the scenario, with the scenario's own overrides and `sets` on top.
+
+    Raises ConfigError.
+    """
     original = loading.resolve(preset=preset)
     spec: dict[str, Any] = {
         "preset": preset,
@@ -39,7 +42,7 @@ def configured(preset: str, scenario: Scenario, sets: Sequence[str] = ()) -> Run
         "checkpoint": {"every_steps": 0},
         "budget": {"steps": SPARE_STEPS, "wall_s": None, "samples": None, "tokens": None},
     }
-    return loading.resolve(spec, sets=[*_truncation(original, scenario), *sets])
+    return loading.resolve(spec, sets=[*_truncation(original, scenario), *scenario.run, *sets])
 
 
 def _truncation(original: RunConfig, scenario: Scenario) -> list[str]:

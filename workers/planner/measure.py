@@ -130,15 +130,17 @@ class Ear:
 
 def shares(begin: Mark, end: Mark) -> dict[str, dict[str, float]]:
     """By lane class, each cause's share of the time between two marks. They add up to 1."""
-    sums: dict[str, Counter[str]] = {GENERATORS: Counter(), TRAINER: Counter()}
+    sums: dict[str, dict[str, float]] = {GENERATORS: {}, TRAINER: {}}
     for lane, causes in end.seconds.items():
+        sums_of = sums[TRAINER if lane == TRAINER else GENERATORS]
         for cause, seconds in causes.items():
-            sums[TRAINER if lane == TRAINER else GENERATORS][cause] += seconds - begin.seconds.get(lane, {}).get(cause, 0.0)
-    return {
-        name: {cause: round(seconds / causes.total(), 6) for cause, seconds in causes.most_common() if seconds > 1e-9}
-        for name, causes in sums.items()
-        if causes.total() > 0
-    }
+            sums_of[cause] = sums_of.get(cause, 0.0) + seconds - begin.seconds.get(lane, {}).get(cause, 0.0)
+    told = {}
+    for name, found in sums.items():
+        total = sum(found.values())
+        ordered = sorted(found.items(), key=lambda item: -item[1])
+        told[name] = {cause: round(seconds / total, 6) for cause, seconds in ordered if seconds > 1e-9} if total > 0 else {}
+    return told
 
 
 def weighted_percentile(counts: Counter[int], share: float) -> int | None:

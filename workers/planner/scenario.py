@@ -126,6 +126,7 @@ class Scenario(Block):
     memory: Memory | None = None
     gpu_hour: float | None = Field(None, ge=0, description="Price of one GPU for an hour, in any currency.")
     coarse: Literal["auto", "off"] = Field("auto", description="Whether one simulated token may stand for several.")
+    run: list[str] = Field(default_factory=list, description="Overrides of the run, path=value: what an experiment set beside its preset.")
     published: list[Published] = Field(default_factory=list)
 
     @model_validator(mode="after")
