@@ -116,7 +116,7 @@ class TestRuns:
         with django_capture_on_commit_callbacks(execute=True):
             run = start(team)
             assert _sent() == [], "nothing leaves before the commit"
-        assert [message[0] for message in _sent()] == [run.attempts.get().public_id]
+        assert [message[0] for message in _sent()] == [run.attempts.get().public_id, run.public_id], "the launch first, then the forecast"
 
     def test_a_dead_broker_costs_a_moment_and_no_run(self) -> None:
         """In a process of its own, whose Valkey does not exist."""

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.workers.test_run import SHAPE
+from tests.workers.tiny_model import make_tiny_model
 from tests.workers.told_runs import told_run
 from workers.__main__ import main
 from workers.contract import loading
+from workers.contract.config import RunConfig
 from workers.contract.errors import ConfigError, ExitCode
 from workers.planner import scenarios
 from workers.planner.calibrate import calibrate
 from workers.planner.costs import Costs
 from workers.planner.forecast import budget_steps, fitted, forecast
+from workers.planner.runs import read
 from workers.planner.scenario import Scenario
 from workers.planner.speeds import Tabled
 
@@ -62,7 +70,7 @@ def test_the_budget_ends_where_its_first_bound_is(measured: Scenario) -> None:
 
 
 def test_a_large_batch_is_answered_as_quickly(measured: Scenario) -> None:
-    config = loading.resolve(preset="trl-sync", sets=["batch.prompts=256", "batch.group_size=16", "rollout.max_running=256"])
+    config = loading.resolve(preset="trl-sync", sets=["batch.prompts=128", "batch.group_size=8", "rollout.max_running=256"])
     began = time.process_time()
     assert forecast(config, measured)["samples_per_s"] > 0
     assert time.process_time() - began < 30
@@ -87,3 +95,21 @@ def test_the_command_line(measured: Scenario, tmp_path: Path, capsys: pytest.Cap
 def test_a_scenario_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         scenarios.load(tmp_path / "none.json")
+
+
+@pytest.mark.alone
+def test_a_real_run_does_what_was_forecast_of_it(tmp_path: Path, record_property: Any) -> None:
+    """A tiny model, steps of some hundredths of a second: the first run is measured, the second has twice the batch."""
+    tiny, folders = make_tiny_model(tmp_path / "tiny"), [tmp_path / "first", tmp_path / "second"]
+    for folder, prompts in zip(folders, (2, 4), strict=True):
+        spec = {**SHAPE, "model": {"path": str(tiny), "dtype": "float32"}, "orchestration": {"kind": "asyncio"}, "budget": {"steps": 30}}
+        spec |= {"batch": {"prompts": prompts, "group_size": 4}, "sampling": {"max_new_tokens": 24}, "checkpoint": {"every_steps": 0}}
+        (tmp_path / "spec.json").write_text(json.dumps(spec))
+        command = [sys.executable, "-m", "workers", "run", str(tmp_path / "spec.json"), "--out", str(folder), "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    config = RunConfig.model_validate(json.loads((folders[1] / "config.json").read_text()))
+    predicted = forecast(config, scenarios.validated(calibrate(folders[:1])["scenario"]))["step_s"]
+    measured = statistics.median(step.step_s for step in read(folders[1]).steps)
+    record_property("step_s", {"predicted": predicted, "measured": measured})
+    assert predicted == pytest.approx(measured, rel=0.35)
