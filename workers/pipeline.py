@@ -38,7 +38,7 @@ class Pipeline:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._moved = asyncio.Event()  # set whenever the answer of `blocked` may have changed
-        self.flight = Flight(parts, self._admit, self._moved.set)
+        self.flight = Flight(parts, self._admit, self._returned)
         self._gather = Gather(parts, self._moved.set, self._refuse, self._recycle, lambda: self._over() or parts.steering.pause)
         self._tasks = asyncio.TaskGroup()
         self._groups = len(parts.buffer.contents()) + len(parts.progress.batch)  # from dispatch until trained or dropped
@@ -80,6 +80,11 @@ class Pipeline:
         while self.parts.pulse_s is not None:
             await report.pulse(self.parts, self.parts.pulse_s)
             self._moved.set()  # the budget may have been changed from outside
+
+    def _returned(self) -> None:
+        """A sample is back: of all that holds dispatch back, it changes the slots alone."""
+        if self.parts.pool.blocked == "slots_full":
+            self._moved.set()
 
     async def _room(self) -> None:
         """Waits until one more group may be dispatched, and says meanwhile what holds it back."""

@@ -74,6 +74,7 @@ class Pool:
             self.statuses[name] = replace(self.statuses[name], running=0, waiting=0, slots=0, rss=0)
         self._time.set(name, {"down"})
         self._loose.pop(name, None)
+        self._load.pop(name, None)
         self._down[name] = error
         for scope in self._calls.pop(name, set()):
             if not scope.expired():
@@ -205,8 +206,8 @@ class Pool:
 
     def _count(self, name: str, counter: Counter[str], change: int) -> None:
         counter[name] += change
-        self._load[name] += change
         if name in self.engines:
+            self._load[name] += change
             self._retime(name)
 
     def _choose(self, request: SampleRequest, avoid: set[str]) -> str:
@@ -217,7 +218,10 @@ class Pool:
             return request.parked_on
         if self._route == "prefix":
             return list(names)[crc32(request.group_id.encode()) % len(names)]
-        return min(names, key=self._load.__getitem__)
+        if avoid:
+            return min(names, key=self._load.__getitem__)
+        loads = list(self._load.values())  # of all engines: found without a call for each
+        return list(self._load)[loads.index(min(loads))]
 
     def _none_left(self) -> EngineError:
         if self._last_loss is not None:

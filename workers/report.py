@@ -78,7 +78,11 @@ def lag_counts(version: int, samples: list[Sample]) -> Counter[int]:
     """Tokens by their lag behind `version`."""
     versions: Counter[int] = Counter()
     for sample in samples:
-        versions.update(sample.rollout.versions)
+        drawn = sample.rollout.versions
+        if drawn and drawn.count(drawn[0]) == len(drawn):  # most samples are of one version: found several times faster
+            versions[drawn[0]] += len(drawn)
+        else:
+            versions.update(drawn)
     return Counter({version - drawn: count for drawn, count in versions.items()})
 
 

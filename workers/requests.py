@@ -10,7 +10,7 @@ from workers.records import Group, Prompt, SampleRequest
 
 def stream_key(seed: int, *names: object) -> int:
     """A named child stream of the root seed: 63 bits of sha256."""
-    text = "/".join(str(name) for name in (seed, *names))
+    text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

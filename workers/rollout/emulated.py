@@ -61,6 +61,7 @@ class EmulatedEngine:
         self._updating = asyncio.Lock()
         self._held = False
         self._deserted = False  # a caller has gone whose sample may still run
+        self._ahead_s = 0.0  # prefill that comes before the next decode step
         self._owed_s = 0.0  # prefill that `recompute_cache` has asked for
         self._decode_s = 0.0
         self._decode_steps = 0
@@ -248,9 +249,11 @@ class EmulatedEngine:
         if fresh:
             while len(self._prompts) > _PROMPTS_KEPT:
                 del self._prompts[next(iter(self._prompts))]
-            await self._clock.sleep(self._prefill(tokens))
-            if self._cost.grain == 1:  # a prefill gives one token: next to nothing of a coarse one
+            if self._cost.grain == 1:
+                await self._clock.sleep(self._prefill(tokens))
                 self._advance(fresh, 1)
+            else:  # a prefill gives one token, next to nothing of a coarse one; the leap that follows begins after it
+                self._ahead_s += self._prefill(tokens)
 
     def _held_by(self, sequence: Sequence) -> float:
         """Positions of a sample's keys and values, in real tokens."""
@@ -269,12 +272,14 @@ class EmulatedEngine:
             # What is held grows with every step: seconds that hang on it linearly are exactly those of the leap's middle.
             held = sum([item.prompt + item.done * grain for item in self._running]) + len(self._running) * steps / 2
         step_s = self._cost.step(len(self._running), held)
-        if await self._bell.wait(steps * step_s) and step_s:
-            passed = (self._clock.now() - began) / step_s
+        ahead_s, self._ahead_s = self._ahead_s, 0.0
+        if await self._bell.wait(ahead_s + steps * step_s) and step_s:
+            passed_s = self._clock.now() - began
             if grain > 1:  # what is left of one real step among many is not waited for
-                steps = min(steps, passed)
+                self._ahead_s = max(0.0, ahead_s - passed_s)
+                steps = min(steps, max(0.0, passed_s - ahead_s) / step_s)
             else:
-                steps = min(steps, math.ceil(passed - 1e-9))
+                steps = min(steps, math.ceil(passed_s / step_s - 1e-9))
                 await self._clock.sleep(began + steps * step_s - self._clock.now())
         self._decode_s += steps * step_s
         self._decode_steps += round(steps)

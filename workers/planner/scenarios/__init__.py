@@ -116,7 +116,7 @@ def _fault(item: Any) -> HeadraceError:
     if kind == "missing":
         message, cure = "is missing", f"add {path} to the scenario"
     elif kind == "extra_forbidden":
-        known = _known(location[:-1])
+        known = [name for name in _known(location[:-1]) if name != location[-1]]  # another kind may have it
         close = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
         message, cure = "there is no such field", f"did you mean {close[0]}?" if close else f"the fields here are: {', '.join(known)}"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
