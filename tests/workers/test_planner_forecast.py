@@ -97,6 +97,7 @@ def test_a_scenario_that_is_not_there_is_said(tmp_path: Path) -> None:
         scenarios.load(tmp_path / "none.json")
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_a_real_run_does_what_was_forecast_of_it(tmp_path: Path, record_property: Any) -> None:
     """A tiny model, steps of some hundredths of a second: the first run is measured, the second has twice the batch."""
