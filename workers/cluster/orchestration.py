@@ -151,7 +151,16 @@ class RayActors(Crew):
 
     async def _open(self) -> None:
         self._connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
-        await asyncio.shield(self._connecting)
+        done, _ = await asyncio.wait({self._connecting}, timeout=START_PATIENCE_S)
+        if not done:
+            # Ray forks this process, which has threads: a lock that one of them held then is held for ever in the child.
+            end_stuck_forks()
+        try:
+            await asyncio.shield(self._connecting)
+        except (RayError, RuntimeError, ConnectionError) as error:
+            raise EnvironmentMissing(
+                f"Ray did not start: {error}", field="orchestration.kind", value="ray", cure="start the run once more", retryable=True
+            ) from error
 
     async def _close(self) -> None:
         if self._connecting is not None:  # a cluster that is still coming up cannot be shut down, and would stay
@@ -184,6 +193,15 @@ class RayActors(Crew):
             **options,
         )
         self._cleaner.watch()
+
+
+def end_stuck_forks() -> None:
+    """Kills children that never became another program: whoever waits for them hears that they are gone."""
+    own = psutil.Process()
+    for child in own.children():
+        with contextlib.suppress(psutil.Error):
+            if child.cmdline() == own.cmdline():
+                child.kill()
 
 
 def _free_cpus() -> float:
