@@ -33,7 +33,11 @@ django.setup()
 
 
 # The files that take longest, the longest first. Two processes share the files: whoever began one of these last would be waited for.
+# Before them what starts Ray in the test's own process: it forks, and where a thread has run distributed tensors before, torch's
+# clean-up of that thread never ends in the child.
 LONGEST = [
+    "workers/test_carriers.py",
+    "workers/test_transport.py",
     "faults/test_product_deaths.py",
     "faults/test_cut_points.py",
     "e2e/test_up.py",
@@ -47,7 +51,6 @@ LONGEST = [
     "workers/test_benchmarks.py",
     "workers/test_starting.py",
     "workers/test_orchestration.py",
-    "workers/test_presets_strict.py",
 ]
 _seconds: Counter[str] = Counter()  # by file
 
