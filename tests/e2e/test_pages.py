@@ -21,7 +21,7 @@ HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 @pytest.fixture(scope="module")
 def forgiven() -> re.Pattern[str]:
     """What refused forms, a page that does not exist and a server that is stopped on purpose leave in the console."""
-    return re.compile("status of (404|422)|ERR_CONNECTION_(REFUSED|RESET)|ERR_FAILED|Failed to fetch")
+    return re.compile("status of (404|422)|ERR_CONNECTION_(REFUSED|RESET)|ERR_FAILED|Failed to fetch|chart library could not be fetched")
 
 
 def open_tab(page: Page, name: str) -> None:

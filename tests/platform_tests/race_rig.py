@@ -16,6 +16,20 @@ from tests.platform_tests.telemetry_rig import push
 
 PROVENANCE = {"packages": {"torch": "2.13.0"}, "git_commit": "abc", "model_digest": "m", "data_digest": "d", "cpu": {"count": 2}}
 
+# What the browser sends for such a race.
+FORM = {
+    "preset": ["trl-sync", "trl-async"],
+    "seeds": "1 2",
+    "stop_kind": "wall_s",
+    "stop_value": "60",
+    "devices": "3",
+    "retries": "1",
+    "name": "From the form",
+    "key": "form-1",
+    "batch.prompts": "4",
+    "environment.dataset": "chain_sum",
+}
+
 
 def spec(**changes: Any) -> plan.RaceSpec:
     """Two contenders, two seeds, a minute, one after another."""

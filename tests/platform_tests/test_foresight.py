@@ -21,6 +21,7 @@ from headrace.experiments import foresight, foresight_words, lifecycle, planner,
 from headrace.experiments.models import Attempt, Project, Run
 from headrace.teams.models import Role, Team, User
 from headrace.telemetry.models import LatestState
+from tests.platform_tests.race_rig import FORM
 from tests.platform_tests.test_new_run import form
 from tests.workers.told_runs import told_run
 from workers.contract import loading
@@ -314,17 +315,7 @@ def test_the_planner_from_the_one_command_line(monkeypatch: pytest.MonkeyPatch, 
 # --- races ------------------------------------------------------------------------------------------------------------------------------
 
 
-RACE = {
-    "preset": ["trl-sync", "trl-async"],
-    "seeds": "1 2",
-    "stop_kind": "wall_s",
-    "stop_value": "60",
-    "devices": "3",
-    "retries": "1",
-    "batch.prompts": "4",
-    "environment.dataset": "chain_sum",
-    "action": "plan",
-}
+RACE = {**FORM, "action": "plan"}
 
 
 def test_a_race_is_planned_before_it_is_run(

@@ -12,7 +12,7 @@ from django.test import Client
 
 from headrace.experiments import lesson, planner
 from headrace.teams.models import Team, User
-from workers.planner.lesson import KNOBS
+from workers.contract.lesson import KNOBS
 
 
 @pytest.fixture
@@ -29,8 +29,12 @@ def drawn(page: str) -> dict[str, Any]:
     return data
 
 
-def test_the_sliders_are_the_simulations_own() -> None:
-    assert {name: (least, most, first) for name, _, _, least, most, _, first in lesson.SLIDERS} == KNOBS
+def test_every_number_of_the_simulation_has_its_slider(browser: Client) -> None:
+    page = browser.get("/help/async/").content.decode()
+    sliders = [dict(re.findall(r'(\w+)="([^"]*)"', tag)) for tag in re.findall(r'<input type="range"[^>]*>', page)]
+    said = [(one["name"], *(float(one[part]) for part in ("min", "max", "step", "value"))) for one in sliders]
+    assert said == [(knob.name, knob.least, knob.most, knob.step, knob.first) for knob in KNOBS]
+    assert all(knob.says in page and knob.title in page for knob in KNOBS)
 
 
 def test_the_page_draws_what_its_address_says(browser: Client) -> None:

@@ -22,7 +22,7 @@ from headrace.experiments.models import Project, Run
 from headrace.experiments.problems import WrongState
 from headrace.teams.models import AuditEvent, Membership, Role, Team, User
 from headrace.teams.services import NotAllowed
-from tests.platform_tests.race_rig import advance, entries, make, spec, train
+from tests.platform_tests.race_rig import FORM, advance, entries, make, spec, train
 
 
 @pytest.fixture
@@ -313,20 +313,6 @@ def test_the_buttons(browser: Client, race: Race) -> None:
     assert "The race has ended" in browser.post(f"/races/{race.public_id}/pause/", follow=True).content.decode()
     for bad in ("", "x", "99", "٣"):
         assert "No such entry" in browser.post(f"/races/{race.public_id}/again/", {"entry": bad}, follow=True).content.decode()
-
-
-FORM = {
-    "preset": ["trl-sync", "trl-async"],
-    "seeds": "1 2",
-    "stop_kind": "wall_s",
-    "stop_value": "60",
-    "devices": "3",
-    "retries": "1",
-    "name": "From the form",
-    "key": "form-1",
-    "batch.prompts": "4",
-    "environment.dataset": "chain_sum",
-}
 
 
 def test_the_form_makes_a_race(browser: Client, team: Team) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from workers.__main__ import main
 from workers.contract.errors import ConfigError
-from workers.planner.lesson import ENGINES, KNOBS, SHOWN_STEPS, lesson
+from workers.contract.lesson import KNOBS
+from workers.planner.lesson import ENGINES, SHOWN_STEPS, lesson
 
 
 def shares(told: dict[str, Any], lanes: str) -> dict[str, float]:
@@ -53,7 +54,7 @@ def test_the_timeline_covers_every_lane_without_holes(ahead: int) -> None:
         assert all(after[0] == pytest.approx(before[1], abs=1e-3) for before, after in pairwise(own))
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", [knob.name for knob in KNOBS])
 def test_a_number_out_of_range_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         lesson(**{name: 99})

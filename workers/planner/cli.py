@@ -13,14 +13,9 @@ from typing import Any
 
 from workers.contract import loading
 from workers.contract.errors import ConfigError, ExitCode
+from workers.contract.lesson import KNOBS
 
 Say = Callable[..., None]
-LESSON = {
-    "ahead": "batches under way beyond the one being trained; 0: the pools take turns",
-    "max_lag": "versions a sample may be behind",
-    "sync_s": "seconds the engines stand still for new weights",
-    "spread": "the length that one sample in ten exceeds, over the median",
-}
 NICE = 10  # a forecast steps back behind runs on the same machine
 
 
@@ -43,8 +38,8 @@ def add_parsers(commands: Any) -> None:
         )
         command.add_argument("--json", action="store_true", help="print JSON")
     lesson = commands.add_parser("lesson", help="asynchronous RL in one small simulation, as JSON: what the help page draws")
-    for name, words in LESSON.items():
-        lesson.add_argument(f"--{name.replace('_', '-')}", type=float, help=words)
+    for knob in KNOBS:
+        lesson.add_argument(f"--{knob.name.replace('_', '-')}", type=float, help=knob.says)
     forecast = commands.add_parser("forecast", help="a run of your own before it runs, at the costs that another run has measured")
     forecast.add_argument("spec", type=Path, help="JSON or TOML file, as `run` takes it")
     forecast.add_argument("--scenario", required=True, help="what `calibrate` wrote")
@@ -156,7 +151,7 @@ def _calibrate(arguments: argparse.Namespace, say: Say) -> int:
 def _lesson(arguments: argparse.Namespace, say: Say) -> int:
     from workers.planner.lesson import lesson
 
-    say(as_json(lesson(**{name: value for name in LESSON if (value := getattr(arguments, name)) is not None})))
+    say(as_json(lesson(**{knob.name: value for knob in KNOBS if (value := getattr(arguments, knob.name)) is not None})))
     return ExitCode.OK
 
 

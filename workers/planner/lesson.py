@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.contract.errors import ConfigError, EngineError
+from workers.contract.lesson import KNOBS
 from workers.planner import design, scenarios
 from workers.planner.measure import Ear, shares
 from workers.planner.plan import rounded, simulate
@@ -20,13 +21,6 @@ SHOWN_STEPS = 8  # of which the timeline is drawn
 ENGINES = 2
 MEDIAN = 500
 TOKEN_RATE = 50  # tokens a second of one sample
-# By name: smallest, largest, and where the slider stands at first.
-KNOBS = {
-    "ahead": (0.0, 4.0, 1.0),  # batches that may be under way beyond the one being trained; 0: the pools take turns
-    "max_lag": (0.0, 8.0, 4.0),  # versions a sample may be behind; older ones are dropped
-    "sync_s": (0.0, 10.0, 1.0),  # seconds the engines stand still for new weights
-    "spread": (1.0, 6.0, 3.0),  # the length that one sample in ten exceeds, over the median
-}
 
 
 @dataclass
@@ -51,9 +45,10 @@ def lesson(ahead: float = 1, max_lag: float = 4, sync_s: float = 1, spread: floa
     and then there are no figures. Raises ConfigError for a number outside its range.
     """
     given = {"ahead": ahead, "max_lag": max_lag, "sync_s": sync_s, "spread": spread}
-    for name, (least, most, _) in KNOBS.items():
-        if not least <= given[name] <= most:
-            raise ConfigError("is outside its range", field=name, value=given[name], cure=f"give a number from {least:g} to {most:g}")
+    for knob in KNOBS:
+        if not knob.least <= given[knob.name] <= knob.most:
+            cure = f"give a number from {knob.least:g} to {knob.most:g}"
+            raise ConfigError("is outside its range", field=knob.name, value=given[knob.name], cure=cure)
     scenario = workload(sync_s, spread)
     config = design.configured("demo", scenario, _sets(int(ahead), int(max_lag)))
     try:

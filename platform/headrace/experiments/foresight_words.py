@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.dispatch.capacity import Price
+from headrace.experiments.text import duration
 
 GENERATORS, TRAINER = "generators", "trainer"
 BUSY = ("train", "generate", "straggler_tail")
@@ -146,14 +147,3 @@ def short(value: float | None) -> str:
 
 def percent(value: float, digits: int = 0) -> str:
     return f"{value * 100:.{digits}f} %"
-
-
-def duration(seconds: float) -> str:
-    """As `duration` of format.js writes it."""
-    total = int(seconds)
-    hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
-    if hours >= 24:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{max(1, rest)} s"

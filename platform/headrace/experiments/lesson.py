@@ -10,24 +10,14 @@ from django.views.decorators.http import require_safe
 
 from headrace.experiments import planner
 from headrace.experiments.guide import page
-
-# Name, title, what it says, smallest, largest, step, where it stands at first: as `workers.planner.lesson.KNOBS` has them.
-SLIDERS = (
-    ("ahead", "Batches ahead", "How many batches may be under way beyond the one being trained. 0: the two pools take turns.", 0, 4, 1, 1),
-    ("max_lag", "Lag bound", "How many versions a sample may be behind the weights it trains. Older ones are dropped.", 0, 8, 1, 4),
-    ("sync_s", "Weight sync", "Seconds for which the engines stand still for new weights.", 0, 10, 0.5, 1),
-    ("spread", "Length spread", "The length that one sample in ten exceeds, in medians. 1: all are equally long.", 1, 6, 0.5, 3),
-)
+from workers.contract.lesson import KNOBS
 
 
 @require_safe
 def lesson_page(request: HttpRequest) -> HttpResponse:
     """Drawn for what the address asks for; without a query for where the sliders stand at first."""
     asked, _ = _asked(request)
-    sliders = [
-        {"name": name, "title": title, "help": words, "least": least, "most": most, "step": step, "value": f"{asked[name]:g}"}
-        for name, title, words, least, most, step, _ in SLIDERS
-    ]
+    sliders = [{**knob._asdict(), "value": f"{asked[knob.name]:g}"} for knob in KNOBS]
     try:
         found, trouble = both(asked), ""
     except (planner.PlannerFailed, planner.PlannerBusy) as error:
@@ -61,7 +51,7 @@ def simulated(ahead: float, max_lag: float, sync_s: float, spread: float) -> dic
 def _asked(request: HttpRequest) -> tuple[dict[str, float], list[str]]:
     """Every slider's value, and a sentence for each that was given and cannot be. Values lie on the slider's own steps."""
     values, wrong = {}, []
-    for name, title, _, least, most, step, first in SLIDERS:
+    for name, title, _, least, most, step, first in KNOBS:
         given = request.GET.get(name)
         values[name] = float(first)
         if given is None:

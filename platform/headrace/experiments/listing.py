@@ -11,6 +11,7 @@ from headrace.compare.races.plan import STEPS_WITHOUT_BOUND
 from headrace.compare.values import maker as maker
 from headrace.compare.values import values
 from headrace.experiments.models import Run
+from headrace.experiments.text import duration
 from headrace.telemetry import series
 
 PAGE = 50
@@ -70,23 +71,12 @@ def text_of(item: RunField, value: Any) -> str:
     if value is None or value == []:
         return ""
     if item.kind == "duration":
-        return lasting(value)
+        return duration(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e15 else f"{value:.3e}"
     return ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)
-
-
-def lasting(seconds: float) -> str:
-    """A length of time, in its two largest units."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
 def sparkline(columns: dict[str, Any] | None) -> str:

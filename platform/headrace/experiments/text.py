@@ -1,4 +1,4 @@
-"""Text that people type: one normal form, and nothing in it that displays as something else."""
+"""Text that people type: one normal form, and nothing in it that displays as something else. And lengths of time for them to read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ def clean_line(text: str, *, field: str, longest: int = 200) -> str:
 def clean_text(text: str, *, field: str, longest: int = 20_000) -> str:
     """A note: as a name, but it may be empty and have several lines."""
     return _clean(text.replace("\r\n", "\n"), field=field, longest=longest, allowed=_NEWLINES)
+
+
+def duration(seconds: float) -> str:
+    """A length of time, in its two largest units."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s" if whole or not seconds else "under 1 s"
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
 def _clean(text: str, *, field: str, longest: int, allowed: str) -> str:
