@@ -15,7 +15,7 @@ import pytest
 
 from headrace.supervisor import pidfile, preflight, ray_head
 from headrace.supervisor.layout import Layout, free_ports, write_private
-from headrace.supervisor.process import MARK, Child, carrying, end, is_same, started_at
+from headrace.supervisor.process import MARK, Child, carrying, end, end_all, is_same, started_at
 from headrace.supervisor.progress import Console, Reading, describe
 from workers.contract.errors import EnvironmentMissing
 
@@ -99,6 +99,16 @@ def test_end_kills_what_ignores_a_term() -> None:
     assert end([psutil.Process(stubborn.pid)], grace_s=0.3) == []
     assert stubborn.wait(timeout=5) is not None
     stubborn.stdout.close()
+
+
+def test_what_is_ended_may_begin_something_else_which_is_ended_too() -> None:
+    environment = {**os.environ, MARK: "test-end-all"}
+    script = "trap 'sleep 60 & exit' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(["/bin/sh", "-c", script], env=environment, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        ended, survivors = end_all(lambda: carrying(MARK, "test-end-all"), grace_s=2.0)
+    assert ended >= 2 and survivors == [] and carrying(MARK, "test-end-all") == []
 
 
 def test_a_child_dies_with_its_supervisor(tmp_path: Path) -> None:

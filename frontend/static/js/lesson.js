@@ -4,6 +4,8 @@ import { byId, el, setText, svg } from "./run/dom.js";
 
 const DELAY = 120;
 const LANES = { "generator/0": "engine 1", "generator/1": "engine 2", trainer: "trainer" };
+// Rows that are always there, so that nothing jumps while a slider moves.
+const ROWS = ["generate", "train", "straggler_tail", "wait_buffer_empty", "wait_depth_bound", "sync_pause"];
 const form = byId("lesson-form");
 const percent = (share) => (share === undefined ? "" : share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
 let timer = 0;
@@ -31,7 +33,7 @@ function words(run, turns) {
 
 function ledger({ now, turns }) {
   const shares = (run, lanes, cause) => run.time?.[lanes]?.[cause];
-  const present = CAUSES.filter((cause) => [now, turns].some((run) => shares(run, "generators", cause) || shares(run, "trainer", cause)));
+  const present = CAUSES.filter((cause) => ROWS.includes(cause) || [now, turns].some((run) => shares(run, "generators", cause) || shares(run, "trainer", cause)));
   const rows = present.map((cause) => {
     const cells = [["generators", turns], ["generators", now], ["trainer", turns], ["trainer", now]];
     return el("tr", {}, el("th", { scope: "row" }, el("i", { class: `swatch cause-${cause}` }), nameOf(cause)),

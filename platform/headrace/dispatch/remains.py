@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.supervisor.process import carrying, end
+from headrace.supervisor.process import carrying, end_all
 
 RUN_VARIABLE = "HEADRACE_RUN_ID"
 ATTEMPT_VARIABLE = "HEADRACE_ATTEMPT"
@@ -50,7 +50,7 @@ def gone(run: str) -> bool:
 
 def remove(run: str, grace_s: float = 1.0) -> Remains:
     """Ends the run's processes and unlinks its shared memory. Returns what is left all the same."""
-    end(processes(run), grace_s)
+    end_all(lambda: processes(run), grace_s)
     for segment in shared_memory(run):
         segment.unlink(missing_ok=True)
     return find(run)
@@ -58,13 +58,12 @@ def remove(run: str, grace_s: float = 1.0) -> Remains:
 
 def remove_attempt(run: str, attempt: str, *, number: int, alone: bool, grace_s: float = 1.0) -> Remains:
     """As `remove`, for one attempt. `alone`: no newer attempt exists, so what names only the run is this attempt's as well."""
-    mine = processes(run, attempt) if alone else carrying(ATTEMPT_VARIABLE, attempt)
-    left = tuple(p.pid for p in end(mine, grace_s))
+    _, left = end_all(lambda: processes(run, attempt) if alone else carrying(ATTEMPT_VARIABLE, attempt), grace_s)
     named = [f"hr-{run[:12]}-{attempt}-", f"hr-{run[:12]}-{number}-"]
     segments = [p for p in shared_memory(run) if alone or p.name.startswith(tuple(named))]
     for segment in segments:
         segment.unlink(missing_ok=True)
-    return Remains(left, tuple(str(p) for p in segments if p.exists()))
+    return Remains(tuple(p.pid for p in left), tuple(str(p) for p in segments if p.exists()))
 
 
 def _attempt_of(process: psutil.Process) -> str | None:

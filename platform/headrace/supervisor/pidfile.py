@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from headrace.supervisor.layout import Layout, write_private
-from headrace.supervisor.process import MARK, carrying, end, is_same, started_at
+from headrace.supervisor.process import MARK, carrying, end_all, is_same, started_at
 from workers.contract.errors import EnvironmentMissing
 
 
@@ -45,15 +45,14 @@ def claim(layout: Layout) -> int:
             value=str(layout.data),
             cure="use that one, stop it, or give another --data-dir and --port",
         )
-    left = leftovers(layout)
-    survivors = end(left, grace_s=2.0)
+    ended, survivors = end_all(lambda: leftovers(layout), grace_s=2.0)
     if survivors:
         raise EnvironmentMissing(
             f"processes of an earlier start cannot be ended: {', '.join(str(p.pid) for p in survivors)}",
             cure="end them by hand, then start again",
         )
     layout.clear()
-    return len(left)
+    return ended
 
 
 def leftovers(layout: Layout) -> list[psutil.Process]:

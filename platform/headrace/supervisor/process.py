@@ -82,6 +82,21 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Proc
     return _wait(waiting, 1.0)
 
 
+def end_all(find: Callable[[], Iterable[psutil.Process]], grace_s: float, patience_s: float = 5.0) -> tuple[int, list[psutil.Process]]:
+    """`end` for whatever `find` finds, until it finds nothing: what is ended may have begun something else a moment before.
+
+    Returns how many were ended, and those that are still there after `patience_s` of looking again.
+    """
+    deadline, ended = time.monotonic() + patience_s, 0
+    while found := list(find()):
+        survivors = end(found, grace_s)
+        ended += len(found) - len(survivors)
+        if time.monotonic() >= deadline:
+            return ended, survivors
+        grace_s = 0.0  # whoever wanted to end in order has had the time
+    return ended, []
+
+
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         try:

@@ -11,7 +11,7 @@ from types import FrameType
 
 from headrace.supervisor import parts, pidfile, preflight
 from headrace.supervisor.layout import Layout
-from headrace.supervisor.process import MARK, Child, become_subreaper, carrying, end, reap_orphans
+from headrace.supervisor.process import MARK, Child, become_subreaper, end_all, reap_orphans
 from workers.contract.errors import EnvironmentMissing
 
 STOP_S = 2.5  # between SIGTERM and SIGKILL; the whole stop has ten seconds
@@ -187,7 +187,7 @@ class Supervisor:
             child.signal_group(signal.SIGKILL)
             if child.process:
                 child.process.wait(timeout=5)
-        survivors = end({p.pid: p for p in [*carrying(MARK, self.layout.mark), *pidfile.leftovers(self.layout)]}.values(), grace_s=0)
+        _, survivors = end_all(lambda: pidfile.leftovers(self.layout), grace_s=0)
         reap_orphans()
         self.layout.clear()
         if self.children:
