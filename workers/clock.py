@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+MOST_CANCELLED = 100  # timers that are kept for nothing
 
 
 class Clock(Protocol):
@@ -51,14 +56,12 @@ class VirtualClock:
 
 
 class _NoIO(selectors.BaseSelector):
-    """A selector that never waits: it advances the loop's clock by the time it was asked to wait."""
+    """A selector that watches nothing. The loop registers its own wake-up pipe; anything else would be real I/O."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._map: dict[Any, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        # The loop registers its own wake-up pipe once; anything else would be real I/O.
         if self._map:
             raise RuntimeError("real I/O on the virtual clock: only emulated kinds may run here")
         key = selectors.SelectorKey(fileobj, 0, events, data)
@@ -69,27 +72,114 @@ class _NoIO(selectors.BaseSelector):
         return self._map.pop(fileobj)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("deadlock on the virtual clock: every task waits and no timer is set")
-        self._loop.advance(timeout)
         return []
 
     def get_map(self) -> dict[Any, selectors.SelectorKey]:
         return self._map
 
 
+class _Call(asyncio.TimerHandle):
+    """A callback to be run. The base class keeps more, for a debugger; a simulated sample needs about eight of these."""
+
+    def __init__(
+        self, loop: VirtualLoop, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        self.loop = loop
+        self.at = when
+        self.callback = callback
+        self.args = args
+        self.context = context or copy_context()
+        self.over = False
+
+    def when(self) -> float:
+        return self.at
+
+    def cancel(self) -> None:
+        if not self.over:
+            self.over = True
+            self.loop.cancelled += 1
+
+    def cancelled(self) -> bool:
+        return self.over
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer. Deterministic: ready callbacks run in order."""
+    """An event loop whose time jumps to the next timer. Deterministic: what is ready runs in order, timers of one instant as they were set.
+
+    Raises RuntimeError for real I/O, and where every task waits and no timer is set.
+    """
 
     def __init__(self) -> None:
-        self._virtual_now = 0.0
-        super().__init__(_NoIO(self))
+        self.cancelled = 0  # calls that may still be among the timers
+        self._now = 0.0
+        self._soon: deque[_Call] = deque()
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._timers_set = 0
+        self._runs = self._ends = False
+        super().__init__(_NoIO())
 
     def time(self) -> float:
-        return self._virtual_now
+        return self._now
 
-    def advance(self, seconds: float) -> None:
-        self._virtual_now += max(0.0, seconds)
+    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+        call = _Call(self, self._now, callback, args, context)
+        self._soon.append(call)
+        return call
+
+    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.TimerHandle:
+        call = _Call(self, when, callback, args, context)
+        self._timers_set += 1
+        heappush(self._timers, (when, self._timers_set, call))
+        return call
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def is_running(self) -> bool:
+        return self._runs
+
+    def stop(self) -> None:
+        self._ends = True
+
+    def run_forever(self) -> None:
+        soon = self._soon
+        asyncio._set_running_loop(self)
+        self._runs, self._ends = True, False
+        try:
+            while not self._ends:
+                self._due()
+                for _ in range(len(soon)):
+                    call = soon.popleft()
+                    if not call.over:
+                        self._run(call)
+        finally:
+            self._runs = False
+            asyncio._set_running_loop(None)
+
+    def _due(self) -> None:
+        """Makes ready the timers of this instant or, where nothing else is, those of the next one, to which time jumps."""
+        timers, soon = self._timers, self._soon
+        while timers and (timers[0][0] <= self._now or not soon):
+            when, _, call = heappop(timers)
+            if not call.over:
+                self._now = max(self._now, when)
+                soon.append(call)
+        if not soon:
+            raise RuntimeError("deadlock on the virtual clock: every task waits and no timer is set")
+        if self.cancelled > MOST_CANCELLED + len(timers) // 2:
+            timers[:] = [entry for entry in timers if not entry[2].over]
+            heapify(timers)
+            self.cancelled = 0
+
+    def _run(self, call: _Call) -> None:
+        try:
+            call.context.run(call.callback, *call.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"{call.callback} raised", "exception": error})
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

@@ -252,8 +252,7 @@ class Pipeline:
         if not self._pending:
             return False
         parts, following = self.parts, self.parts.progress.version + 1
-        untrained = (*self.flight.groups.values(), *parts.buffer.contents(), *parts.progress.batch)
-        return any(parts.staleness.delays(group, following) for group in untrained)
+        return parts.staleness.delays((*self.flight.groups.values(), *parts.buffer.contents(), *parts.progress.batch), following)
 
     async def _conclude(self) -> None:
         """The end, by budget or on request: the last weights are published, measured and saved."""

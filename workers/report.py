@@ -43,11 +43,11 @@ def step(parts: Parts, batch: Batch, result: StepResult, wait_s: float, step_s: 
             "reward/mean": statistics.fmean(rewards),
             "reward/std": statistics.pstdev(rewards),
             "reward/zero_variance_share": equal / len(batch.groups),
-            "reward/truncated_share": statistics.fmean(sample.truncated for sample in samples),
+            "reward/truncated_share": sum(sample.truncated for sample in samples) / len(samples),
             "reward/completion_tokens": tokens / len(samples),
             "lag/mean": sum(lag * count for lag, count in lags.items()) / tokens,
             "lag/max": max(lags),
-            "lag/versions_per_sample": statistics.fmean(len(set(sample.rollout.versions)) for sample in samples),
+            "lag/versions_per_sample": sum(sample.rollout.versions_count for sample in samples) / len(samples),
             "throughput/samples_per_s": len(samples) / step_s,
             "throughput/tokens_per_s": tokens / step_s,
             "time/step_s": step_s,
@@ -79,7 +79,7 @@ def lag_counts(version: int, samples: list[Sample]) -> Counter[int]:
     versions: Counter[int] = Counter()
     for sample in samples:
         drawn = sample.rollout.versions
-        if drawn and drawn.count(drawn[0]) == len(drawn):  # most samples are of one version: found several times faster
+        if drawn and sample.rollout.of_one_version:
             versions[drawn[0]] += len(drawn)
         else:
             versions.update(drawn)

@@ -86,7 +86,7 @@ def test_coarse_tokens_change_little() -> None:
     given = small(lengths={"kind": "lognormal", "median": 1000, "p90": 2500}, steps=8)
     for preset in ("trl-sync", "prime-rl"):
         coarse, fine = (plan(preset, scenarios.validated(given, [f"coarse={how}"])) for how in ("auto", "off"))
-        assert coarse["grain"] == 8 and fine["grain"] == 1
+        assert coarse["grain"] == 16 and fine["grain"] == 1
         assert coarse["step_s"] == pytest.approx(fine["step_s"], rel=0.01)
         assert coarse["generation_batch_s"] == pytest.approx(fine["generation_batch_s"], rel=0.01)
 

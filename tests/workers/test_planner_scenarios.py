@@ -145,7 +145,7 @@ def test_publishing_costs_what_the_scenario_says() -> None:
 
 def test_lengths_in_grains_are_off_by_little() -> None:
     scenario: Scenario = scenarios.validated(small(lengths={"kind": "lognormal", "median": 5000, "p90": 20000}, max_new_tokens=1_000_000))
-    assert scenario.grain == 40
+    assert scenario.grain == 83
     draws = Draws(scenario)
     total = coarse = 0.0
     for key in range(2000):

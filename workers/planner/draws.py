@@ -17,6 +17,7 @@ class Draws:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
+        self._grain = scenario.grain
 
     def tokens(self, key: int) -> float:
         """Of a completion, before it is cut."""
@@ -34,7 +35,7 @@ class Draws:
         tokens = self.tokens(request.key)
         if tokens > self._scenario.max_new_tokens:
             return request.max_new_tokens + 1
-        return max(1, round(tokens / self._scenario.grain))
+        return max(1, round(tokens / self._grain))
 
     def judged_s(self, rollout: Rollout) -> float:
         judging, seconds = self._scenario.judging, 0.0

@@ -10,7 +10,7 @@ from workers.contract.block import Block
 from workers.planner.lengths import Chain, Distribution, Fixed, Lognormal
 from workers.planner.speeds import Roofline, Shape, Speed
 
-GRAINS = 125  # simulated tokens of a sample of median length
+GRAINS = 60
 
 
 class Batch(Block):
@@ -158,7 +158,7 @@ class Scenario(Block):
     def grain(self) -> int:
         """How many tokens one simulated token stands for: a sample of median length is `GRAINS` of them, or shorter.
 
-        Lengths are rounded to the nearest grain, so that a sample is off by half a grain at most, 0.4 % of the median, and as often
+        Lengths are rounded to the nearest grain, so that a sample is off by half a grain at most, 0.8 % of the median, and as often
         too long as too short.
         """
         if self.coarse == "off":

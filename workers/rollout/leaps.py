@@ -86,9 +86,10 @@ class News:
 
 
 class Bell:
-    """Wakes the engine's task before its timer. A ring that nobody waits for is kept."""
+    """Wakes the engine's task before its timer. A ring that nobody waits for is kept. Made on the loop that runs."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()  # asked once: each asking is a system call
         self._rung = False
         self._waiting: asyncio.Future[bool] | None = None
 
@@ -103,17 +104,16 @@ class Bell:
         if self._rung:
             self._rung = False
             return True
-        waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting = waiting
-
-        def over() -> None:
-            if not waiting.done():
-                waiting.set_result(False)
-
-        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, over)
+        self._waiting = self._loop.create_future()
+        timer = None if seconds is None else self._loop.call_later(seconds, _over, self._waiting)
         try:
-            return await waiting
+            return await self._waiting
         finally:
             self._waiting = None
             if timer is not None:
                 timer.cancel()
+
+
+def _over(waiting: asyncio.Future[bool]) -> None:
+    if not waiting.done():
+        waiting.set_result(False)

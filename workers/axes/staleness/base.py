@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from workers.records import Group
@@ -16,8 +17,8 @@ class Staleness(Protocol):
         """Called when the trainer has taken a group. `version` is that of the weights about to be trained."""
         ...
 
-    def delays(self, group: Group, version: int) -> bool:
-        """Called before a publish for everything not yet trained: whether `version` must wait until this group is."""
+    def delays(self, untrained: Iterable[Group], version: int) -> bool:
+        """Called before a publish with everything not yet trained: whether `version` must wait until some of it is."""
         ...
 
 

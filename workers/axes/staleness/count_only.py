@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workers.axes.staleness.base import Fate
 from workers.contract import config
 from workers.records import Group
@@ -16,5 +18,5 @@ class CountOnly:
     def judge(self, group: Group, version: int) -> Fate:
         return "train"
 
-    def delays(self, group: Group, version: int) -> bool:
+    def delays(self, untrained: Iterable[Group], version: int) -> bool:
         return False
