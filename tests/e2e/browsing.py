@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, served: dict[str, str]) -> 
     try:
         yield web
     finally:
-        web.stop()
+        web.close()
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,13 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def signed_in(server: WebServer, browser: Browser) -> str:
     """Goes through the one-time link as the first admin does. Returns the path of the browser's stored session."""
-    link = re.search(r"http\S+/setup/\S+", server.manage("bootstrap"))
-    assert link, "bootstrap prints the set-up link"
+    link = server.bootstrap()
     context = browser.new_context()
     page = context.new_page()
-    sign_up(page, link.group(0))
+    sign_up(page, link)
     kept = str(server.data / "session.json")
     context.storage_state(path=kept)
-    page.goto(link.group(0))
+    page.goto(link)
     expect(page.get_by_role("heading", name="no longer works")).to_be_visible()
     context.close()
     return kept

@@ -27,12 +27,12 @@ class Past(Driver):
 
 def make(server: WebServer) -> dict[str, str]:
     """Fills the server and plays the drivers. Returns public ids by what they are of, and `session`, a signed-in session's key."""
-    found: dict[str, Any] = json.loads(server._python("-c", FILL, PASSWORD).splitlines()[-1])
+    found: dict[str, Any] = json.loads(server.ask(FILL, PASSWORD).splitlines()[-1])
     drivers = {name: Past(server, *row) for name, row in found.pop("attempts").items()}
     _live(drivers["live"])
     tell(server, drivers["samples"])
     _stopped(drivers["failed"], drivers["paused"])
-    found["probe"] = server._python("-c", FILL.replace("full_house.fill", "full_house.probe"), found["samples"]).split('"')[1]
+    found["probe"] = server.ask(FILL.replace("full_house.fill", "full_house.probe"), found["samples"]).split('"')[1]
     return found
 
 

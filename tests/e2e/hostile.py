@@ -1,13 +1,11 @@
 """Sixty texts that would run, load or disguise something where a page took them for more than text; and a team full of them.
 
-Run as a script in a web server's environment it builds that team and prints a session and the ids. Each text that could run
+`fill`, called in a web server's environment, builds that team. Each text that could run
 sets `window.fired`; each that could load asks evil.example.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 _FIRE = "window.fired=1"
@@ -179,10 +177,3 @@ def _session(user: Any) -> str:
     store[BACKEND_SESSION_KEY] = "headrace.teams.backends.LimitedLogin"
     store.create()
     return str(store.session_key)
-
-
-if __name__ == "__main__":
-    import django
-
-    django.setup()
-    json.dump(fill(), sys.stdout)

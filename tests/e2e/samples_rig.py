@@ -112,7 +112,7 @@ def tell(server: WebServer, driver: Driver, steps: int = 4) -> Path:
     lines = [("log", {"level": "warning", "message": text, "source": text[:40]}) for text in PAYLOADS]
     failed = sample(steps, 9, 0, "", reward=None, outcome="failed", error="the verifier timed out", drop_reason="scoring_failed")
     driver.post([*hostile, *lines, failed], steps)
-    folder = Path(server._python("-c", MANAGE, "folder", driver.run).strip())
+    folder = Path(server.ask(MANAGE, "folder", driver.run).strip())
     checkpoint(driver, folder, steps)
     return folder
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Response
 
 from tests.e2e import full_house
+from tests.e2e.axe import axe_faults
 from tests.e2e.web_rig import WATCH, WebServer
 
 pytestmark = pytest.mark.e2e
-AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text(encoding="utf-8")
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 # Google calls a shift of less than 0.1 good.
 MOST_SHIFT = 0.1
 SHIFTS = """
@@ -144,7 +142,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     try:
         yield web
     finally:
-        web.stop()
+        web.close()
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +198,7 @@ class Watched:
         if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
             found.append(f"too wide {page.evaluate(TOO_WIDE)}")
         if axe:
-            page.evaluate(AXE + "; 1")
-            faults: list[Any] = page.evaluate(f"axe.run({{runOnly: {AXE_RULES}, resultTypes: ['violations']}}).then(r => r.violations)")
-            found += [f"axe {one['id']} {one['nodes'][0]['html'][:150]} {one['nodes'][0]['failureSummary'][:160]}" for one in faults]
+            found += [f"axe {fault}" for fault in axe_faults(page)]
         return found
 
 

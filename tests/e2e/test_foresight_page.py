@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.e2e.axe import axe_faults
 from tests.e2e.web_rig import WebServer
 
 pytestmark = pytest.mark.e2e
-AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHOTS = os.environ.get("HEADRACE_TEST_SCREENSHOTS")
 FINISHED = "import json, django; django.setup(); from tests.e2e import test_foresight_page as t; print(json.dumps(t.finished()))"
 
@@ -53,7 +52,7 @@ def finished() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def runs(server: WebServer, signed_in: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads(server._python("-c", FINISHED).splitlines()[-1])
+    found: dict[str, str] = json.loads(server.ask(FINISHED).splitlines()[-1])
     return found
 
 
@@ -66,9 +65,7 @@ def sound(page: Page, name: str) -> None:
     """axe finds nothing."""
     if SHOTS:
         page.screenshot(path=f"{SHOTS}/{name}.png", full_page=name != "form")
-    page.evaluate(AXE.read_text(encoding="utf-8") + "; 1")
-    faults = page.evaluate(f"axe.run({{runOnly: {AXE_RULES}, resultTypes: ['violations']}}).then(r => r.violations)")
-    assert [(one["id"], one["nodes"][0]["html"][:150]) for one in faults] == []
+    assert axe_faults(page) == []
 
 
 def test_the_form_forecasts_and_asks_again_when_it_changes(page: Page, runs: dict[str, str]) -> None:

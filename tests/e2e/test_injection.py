@@ -61,7 +61,7 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def told(server: WebServer) -> dict[str, Any]:
-    return json.loads(server._python("-m", "tests.e2e.hostile").splitlines()[-1])
+    return json.loads(server.ask("import json; from tests.e2e import hostile; print(json.dumps(hostile.fill()))").splitlines()[-1])
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.e2e.axe import axe_faults
 from tests.e2e.browsing import launch
 from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
-AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +161,4 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_page(page: Page) -> Non
             checked(page, "1 problem")
             page.evaluate("document.querySelectorAll('details:not(.menu)').forEach(fold => { fold.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), path
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("rules => axe.run({runOnly: {type: 'tag', values: rules}})", AXE_RULES)
-        faults = [
-            f"{item['id']}: {item['nodes'][0]['html'][:160]} {item['nodes'][0]['failureSummary'][:300]}" for item in found["violations"]
-        ]
-        assert faults == [], path
+        assert axe_faults(page) == [], path

@@ -51,7 +51,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str
     web.start()
     problems: list[str] = []
     try:
-        run, session = json.loads(web._python("-c", FILL))
+        run, session = json.loads(web.ask(FILL))
         with sync_playwright() as playwright:
             browser: Browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
             context = browser.new_context(base_url=web.url, viewport={"width": 1280, "height": 900})
@@ -64,7 +64,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, str
             problems += page.evaluate("window.breaches")
             browser.close()
     finally:
-        web.stop()
+        web.close()
     assert problems == []
 
 

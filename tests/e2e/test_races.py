@@ -11,11 +11,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.axe import axe_faults
 from tests.e2e.web_rig import WebServer
 
 pytestmark = pytest.mark.e2e
-AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 # One pass of the reconciler over the races; prints [[contender, seed, state, attempt, token]] of those that wait for a driver.
 ADVANCE = """
 import json, django
@@ -34,7 +33,7 @@ print(json.dumps(found))
 
 
 def advance(server: WebServer) -> list[list[Any]]:
-    return json.loads(server._python("-c", ADVANCE))
+    return json.loads(server.ask(ADVANCE))
 
 
 def train(server: WebServer, entry: list[Any], outcome: str = "succeeded") -> None:
@@ -64,9 +63,7 @@ def train(server: WebServer, entry: list[Any], outcome: str = "succeeded") -> No
 def look(page: Page) -> None:
     """No sideways scrolling, and nothing that axe objects to."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.evaluate(AXE.read_text())
-    run = "axe.run(document, {runOnly: rules}).then(r => r.violations.map(v => v.id + ' ' + v.nodes.map(n => n.target).join(' ')))"
-    assert page.evaluate(f"rules => {run}", AXE_RULES) == []
+    assert axe_faults(page) == []
 
 
 def test_from_the_empty_list_to_the_report(page: Page, server: WebServer, browser: Browser, tmp_path: Path) -> None:

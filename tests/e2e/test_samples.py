@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.axe import axe_faults
 from tests.e2e.browsing import launch
 from tests.e2e.samples_rig import ANSWER, MANAGE, PAYLOADS, sample, tell
-from tests.e2e.test_pages import AXE, AXE_RULES
 from tests.e2e.web_rig import ROOT, Driver, WebServer
 
 pytestmark = pytest.mark.e2e
@@ -269,7 +269,5 @@ def test_the_pages_fit_and_are_accessible(page: Page, driver: Driver) -> None:
         part = "#panel-logs" if "tab=" in path else "main"
         page.evaluate("part => document.querySelectorAll(`${part} details`).forEach(fold => { fold.open = true; })", part)
         assert part != "main" or page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        result = page.evaluate(f"axe.run('{part}', {{ runOnly: {AXE_RULES}, resultTypes: ['violations'] }})")
-        found += [f"{path}: {item['id']}: {[node['target'] for node in item['nodes'][:3]]}" for item in result["violations"]]
+        found += [f"{path}: {fault}" for fault in axe_faults(page, part)]
     assert found == []

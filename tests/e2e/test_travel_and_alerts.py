@@ -8,18 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.e2e.axe import axe_faults
 from tests.e2e.browsing import launch
 from tests.e2e.web_rig import Driver, WebServer
 
 pytestmark = pytest.mark.e2e
-AXE = Path(__file__).parent / "vendor" / "axe-4.14.1.min.js"
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -110,10 +108,7 @@ def check(page: Page) -> None:
     """axe in both themes and no sideways scrolling on a phone."""
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.evaluate(AXE.read_text())
-        found = page.evaluate("rules => axe.run(document, {runOnly: rules}).then(r => r.violations)", AXE_RULES)
-        words = [f"{one['id']}: {one['nodes'][0]['html'][:160]} {one['nodes'][0]['failureSummary'][:200]}" for one in found]
-        assert words == [], scheme
+        assert axe_faults(page, colours_only=scheme == "dark") == [], scheme
     size = page.viewport_size
     page.set_viewport_size({"width": 390, "height": 844})
     becomes(page, "document.documentElement.scrollWidth <= innerWidth")  # charts follow a moment later

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -37,10 +38,30 @@ print(attempt.public_id, issue_run_token(attempt))
 """
 
 
+# Starting Django takes over two seconds: one process answers whatever is asked of a server.
+ASKED = """
+import contextlib, io, json, sys, traceback
+import django
+django.setup()
+from django.db import connections
+answers = sys.stdout
+for line in sys.stdin:
+    code, sys.argv[1:] = json.loads(line)
+    said, wrong = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(code, "<asked>", "exec"), {"__name__": "__asked__"})
+    except BaseException:
+        wrong = traceback.format_exc()
+    connections.close_all()
+    print(json.dumps([said.getvalue(), wrong]), file=answers, flush=True)
+"""
+
+
 def chromium() -> str:
     """The browser: HEADRACE_TEST_CHROMIUM or one on PATH. None found: the tests fail with the cure."""
     found = os.environ.get("HEADRACE_TEST_CHROMIUM") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+        filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None
     )
     if found is None:
         raise RuntimeError("no Chromium on PATH -> install one (Debian: apt install chromium) or set HEADRACE_TEST_CHROMIUM to its path")
@@ -62,6 +83,7 @@ class WebServer:
     data: Path
     port: int = field(default_factory=lambda: free_ports(1)[0])
     process: subprocess.Popen[bytes] | None = None
+    asked: subprocess.Popen[str] | None = None
 
     def __post_init__(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
@@ -91,8 +113,25 @@ class WebServer:
 
     def run_token(self, run: str) -> tuple[str, str]:
         """The newest attempt's public id and a token for it."""
-        attempt, token = self._python("-c", TOKEN_SCRIPT, run).split()
+        attempt, token = self.ask(TOKEN_SCRIPT, run).split()
         return attempt, token
+
+    def ask(self, code: str, *arguments: str) -> str:
+        """What `code` prints where Django is set up as in this server; `arguments` are its sys.argv[1:]. All code runs in one process."""
+        if self.asked is None:
+            command = [sys.executable, "-c", ASKED]
+            self.asked = subprocess.Popen(command, cwd=ROOT, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.asked.stdin is not None and self.asked.stdout is not None
+        print(json.dumps([code, arguments]), file=self.asked.stdin, flush=True)
+        said, wrong = json.loads(self.asked.stdout.readline())
+        assert not wrong, wrong
+        return str(said)
+
+    def bootstrap(self) -> str:
+        """The one-time link of the first administrator."""
+        link = re.search(r"http\S+/setup/\S+", self.ask("from django.core.management import call_command; call_command('bootstrap')"))
+        assert link, "bootstrap prints the set-up link"
+        return link.group(0)
 
     def _python(self, *arguments: str) -> str:
         done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300)
@@ -113,7 +152,15 @@ class WebServer:
                 time.sleep(0.1)
         raise AssertionError("the web server did not answer within 180 s")
 
+    def close(self) -> None:
+        """Called at the end."""
+        self.stop()
+        if self.asked is not None:
+            self.asked.communicate()  # its input ends, and so does it
+            self.asked = None
+
     def stop(self) -> None:
+        """The web server alone, as a crash ends it."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait(timeout=60)

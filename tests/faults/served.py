@@ -43,7 +43,7 @@ else:
 
 
 def make(server: WebServer, *arguments: str) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(server._python("-c", MAKE, *arguments).splitlines()[-1])
+    made: dict[str, Any] = json.loads(server.ask(MAKE, *arguments).splitlines()[-1])
     return made
 
 
