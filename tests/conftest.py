@@ -47,7 +47,7 @@ LONGEST = [
     "workers/test_run.py",
     "workers/test_remote_vllm.py",
     "workers/test_vllm_runs.py",
-    "workers/test_presets_real.py",
+    "workers/test_vllm.py",
     "workers/test_benchmarks.py",
     "workers/test_starting.py",
     "workers/test_orchestration.py",

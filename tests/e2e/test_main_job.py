@@ -19,7 +19,7 @@ from headrace.supervisor.layout import free_ports
 from tests.e2e.browsing import sign_up
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up, assert_nothing_left
-from tests.e2e.web_rig import WATCH
+from tests.e2e.web_rig import WATCH, migrated_folder
 from tests.workers.tiny_model import make_tiny_model
 from workers.contract import presets
 
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    started = Up(tmp_path_factory.mktemp("main") / "data", free_ports(1)[0])
+    started = Up(migrated_folder(tmp_path_factory.mktemp("main") / "data"), free_ports(1)[0])
     try:
         started.link()
         yield started

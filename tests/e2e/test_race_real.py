@@ -13,7 +13,7 @@ from headrace.supervisor.layout import free_ports
 from tests.e2e.browsing import sign_up
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up, assert_nothing_left
-from tests.e2e.web_rig import WATCH
+from tests.e2e.web_rig import WATCH, migrated_folder
 from tests.workers.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def test_a_race_survives_a_kill_and_reports(page: Page, tmp_path: Path) -> None:
-    data, port, before_all = tmp_path / "data", free_ports(1)[0], segments()
+    data, port, before_all = migrated_folder(tmp_path / "data"), free_ports(1)[0], segments()
     up = Up(data, port)
     try:
         race = start(page, up, make_tiny_model(tmp_path / "tiny"))
@@ -77,7 +77,7 @@ def start(page: Page, up: Up, tiny: Path) -> str:
     page.locator("#race-own summary").click()
     page.locator("#own-preset-1").select_option("demo")
     page.locator("#own-label-1").fill("lag 1")
-    page.locator("#own-changes-1").fill("staleness.max_lag=1\nlora.rank=4")
+    page.locator("#own-changes-1").fill("staleness.max_lag=1\nlora.rank=4\norchestration.kind=asyncio")
     page.locator("#field-model-path").fill(str(tiny))
     for name, value in WORKLOAD.items():
         page.locator(f"#field-{name}").fill(str(value))

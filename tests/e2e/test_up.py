@@ -25,6 +25,7 @@ from headrace.supervisor import pidfile
 from headrace.supervisor.layout import Layout, free_ports, port_is_free
 from headrace.supervisor.process import MARK, carrying
 from tests.e2e.conftest import wait_until
+from tests.e2e.web_rig import migrated_folder
 
 pytestmark = pytest.mark.e2e
 
@@ -35,11 +36,10 @@ LINK = re.compile(r"Headrace runs at (http://\S+)")
 class Up:
     """One `headrace` command in a session of its own, and what it printed."""
 
-    def __init__(self, data: Path, port: int, *arguments: str, command: str = "up", models: Path | None = None) -> None:
+    def __init__(self, data: Path, port: int, *arguments: str, command: str = "up") -> None:
         self.layout = Layout(data=data, port=port)
         self.out = data.parent / f"out-{time.monotonic_ns()}.txt"
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE_", "DJANGO_", "RAY_"))}
-        environment |= {"HEADRACE_MODELS": str(models)} if models else {}
         argv = [sys.executable, "-m", "headrace.cli", command, "--data-dir", str(data), "--port", str(port), *arguments]
         with self.out.open("wb") as out:
             self.process = subprocess.Popen(
@@ -153,7 +153,7 @@ def test_stop_takes_at_most_ten_seconds_and_leaves_nothing(up: Up) -> None:
 
 
 def test_a_killed_one_is_cleared_by_the_next_start(tmp_path: Path) -> None:
-    data, port = tmp_path / "data", free_ports(1)[0]
+    data, port = migrated_folder(tmp_path / "data"), free_ports(1)[0]
     first = Up(data, port)
     first.link()
     first.process.kill()
@@ -169,20 +169,14 @@ def test_a_killed_one_is_cleared_by_the_next_start(tmp_path: Path) -> None:
     assert_nothing_left(second.layout)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the demo's model is prepared once for this file."""
-    return tmp_path_factory.mktemp("models")
-
-
 SMALL = ["batch.prompts=2", "batch.group_size=4", "evaluation.prompts=4", "evaluation.every_steps=100"]
 SETS = [part for item in SMALL for part in ("--set", item)]
 
 
 @pytest.mark.full  # on a tiny model, and with every other part: tests/faults
 @pytest.mark.model
-def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "500", "--once", *SETS, command="demo", models=models)
+def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "500", "--once", *SETS, command="demo")
     try:
         wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.2)
         driver = demo.child("-m workers run /")  # the driver itself, not the shell around it
@@ -202,8 +196,8 @@ def test_a_killed_driver_is_noticed_with_its_cause_and_leaves_nothing(tmp_path: 
 
 @pytest.mark.full  # on a tiny model, and with every other part: tests/faults
 @pytest.mark.model
-def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models: Path) -> None:
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *SETS, command="demo", models=models)
+def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path) -> None:
+    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "12", "--once", *SETS, command="demo")
     try:
         wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.2)
         for words in ("uvicorn", "celery"):
@@ -225,8 +219,8 @@ def test_training_goes_on_while_web_and_worker_are_killed(tmp_path: Path, models
 
 
 @pytest.mark.model
-def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path, models: Path) -> None:
-    demo = Up(tmp_path / "data", free_ports(1)[0], "--steps", "200", *SETS, command="demo", models=models)
+def test_ctrl_c_cancels_the_demo_run_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = Up(migrated_folder(tmp_path / "data"), free_ports(1)[0], "--steps", "200", *SETS, command="demo")
     wait_until(lambda: re.search(r"^step [1-9]", demo.text, re.M) or demo.process.poll() is not None, 240, "the first step", every=0.5)
     run = re.search(r"launched run (\w+)", demo.text)
     assert run and demo.process.poll() is None, demo.text

@@ -76,6 +76,13 @@ def migrated() -> bytes:
         return (Path(folder) / DATABASE).read_bytes()
 
 
+def migrated_folder(data: Path) -> Path:
+    """`data`, as a data folder whose tables are there. The migrations of a first start are looked at in test_up.py."""
+    data.mkdir(mode=0o700)
+    (data / DATABASE).write_bytes(migrated())
+    return data
+
+
 @dataclass
 class WebServer:
     """uvicorn on a free port with its own data folder; it can be stopped and started again on the same port."""
@@ -138,10 +145,16 @@ class WebServer:
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    def start(self) -> None:
+    def begin(self) -> None:
+        """Starts it and waits for nothing."""
         command = [sys.executable, "-m", "uvicorn", "headrace.asgi:application", "--port", str(self.port), "--log-level", "warning"]
         with (self.data / "web.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        """Starts it, and returns when it answers."""
+        self.begin()
+        assert self.process is not None
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             assert self.process.poll() is None, (self.data / "web.log").read_text()[-2000:]

@@ -18,7 +18,7 @@ from headrace.dispatch.folders import NOTE
 from headrace.supervisor.layout import Layout, free_ports
 from tests.e2e.conftest import wait_until
 from tests.e2e.test_up import Up
-from tests.e2e.web_rig import DATABASE, migrated
+from tests.e2e.web_rig import migrated_folder
 from tests.faults.checker import check
 from tests.faults.history import History, Life, lives_of
 from tests.faults.real_runs import left_of, role_of
@@ -58,9 +58,8 @@ class Product:
     up: Up = field(init=False)
 
     def start(self) -> None:
-        if not self.data.exists():  # the first start's migrations are looked at elsewhere
-            self.data.mkdir(mode=0o700)
-            (self.data / DATABASE).write_bytes(migrated())
+        if not self.data.exists():
+            migrated_folder(self.data)
         self.up = Up(self.data, self.port)
         self.up.link()
         if not self.token:

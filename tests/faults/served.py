@@ -90,5 +90,4 @@ class Keeper:
         while not self._over.wait(0.05):
             if self.server.process is not None and self.server.process.poll() is not None:
                 self.deaths += 1
-                self.server.process.wait()
-                self.server.start()
+                self.server.begin()  # it may be dead again before it has said that it lives

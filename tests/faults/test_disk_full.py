@@ -94,7 +94,7 @@ def test_a_full_disk_under_the_database_is_said_and_nothing_is_lost(small_disk: 
         assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
         assert len(life.stored) == len(life.events)
     finally:
-        server.stop()
+        server.close()
     base = sqlite3.connect(small_disk / "headrace.sqlite3")
     assert base.execute("pragma integrity_check").fetchone() == ("ok",)
     base.close()

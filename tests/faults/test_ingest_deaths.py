@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WebServer
                 pytest.skip("no PostgreSQL here (Debian: apt-get install postgresql)")
             made.env["HEADRACE_DATABASE_URL"] = stack.enter_context(postgres_rig.server(found, durable=True))
         made.migrate()
-        stack.callback(made.stop)
+        stack.callback(made.close)
         yield made
 
 
@@ -109,7 +109,7 @@ def test_a_database_that_crashes_while_it_stores_keeps_every_event_once(tmp_path
             (life,) = lives_of(out)
             life.stored, life.acked = stored(server.url, facts["run"], 1, facts["api"]), acked
         finally:
-            server.stop()
+            server.close()
     assert [str(broken) for broken in check(History(loading.resolve(preset="demo"), [life]))] == []
     assert len(life.stored) == len(life.events)
 

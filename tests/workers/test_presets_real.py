@@ -1,4 +1,5 @@
-"""Library styles on the real model: two in every suite, all eighteen in the full one."""
+"""Library styles on the real model, all eighteen, in the full suite. In every suite the demo trains it (tests/e2e/test_up.py), and every
+style shows its design on a tiny one (test_signatures.py)."""
 
 from __future__ import annotations
 
@@ -9,11 +10,10 @@ import pytest
 from tests.benchmarks.bench_presets import run
 from workers.contract import presets
 
-ONE = ("pipelinerl",)  # streams; on tiny models every style shows its design, see test_signatures
+pytestmark = [pytest.mark.full, pytest.mark.model]
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("name", [name if name in ONE else pytest.param(name, marks=pytest.mark.full) for name in presets.LIBRARIES])
+@pytest.mark.parametrize("name", presets.LIBRARIES)
 def test_a_preset_trains_the_real_model(name: str, tmp_path: Path) -> None:
     row = run(name, tmp_path / name, steps=2, sets=("evaluation.prompts=8",))
     assert row["outcome"] == "succeeded" and row["steps"] == 2

@@ -151,7 +151,7 @@ async def test_what_may_pass_is_tried_again_and_counted(rig, fault: str, waits: 
     if fault == "slow":
         await rig.engine.stop()
         rig.engine = await asyncio.to_thread(
-            lambda: engine(rig.double.url, rig.folder, rig.scratch, rollout=remote(rig.double.url, timeout_s=2.5))
+            lambda: engine(rig.double.url, rig.folder, rig.scratch, rollout=remote(rig.double.url, timeout_s=1.2))
         )
     rig.double.faults.extend([fault, fault])
     done = await rig.engine.generate(request(PROMPTS[0], 0, 10))

@@ -45,9 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["full", "adapter"])
-def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The payload, and the address of a server as a user would start it for that."""
+@pytest.fixture(scope="module")
+def started(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server as a user would start it. It takes adapters; whole weights are put into it after those."""
     install.require()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -55,7 +55,7 @@ def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "268435456"]
     command += ["--logprobs-mode", "processed_logprobs"]
-    command += ["--enable-lora", "--max-lora-rank", "8"] if request.param == "adapter" else []
+    command += ["--enable-lora", "--max-lora-rank", "8"]
     given = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -74,7 +74,7 @@ def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
         while not _healthy(address):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.5)
-        yield request.param, address
+        yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -82,6 +82,12 @@ def server(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytes
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@pytest.fixture(scope="module", params=["adapter", "full"])
+def server(request: pytest.FixtureRequest, started: str) -> tuple[str, str]:
+    """The payload, and the server's address."""
+    return request.param, started
 
 
 def _healthy(address: str) -> bool:

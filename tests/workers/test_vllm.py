@@ -48,7 +48,7 @@ CASES = [
     for partial in sorted(partials - {"save_resume"})
     if kv_after == "keep" or kind not in ("drain", "batch")  # nothing runs there whose cache could be treated
 ]
-pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
