@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_a_race_puts_the_fastest_first_and_goes_on_past_a_failure() -> None:
     assert [row["preset"] for row in result["rows"]] == ["prime-rl@1", "trl-sync@1"] and len(told) == 2
     broken = race.race(["trl-sync", "prime-rl"], scenarios.validated(small()), ["buffer.kind=none"])
     assert len(broken["rows"]) + len(broken["failed"]) == 2
+
+
+def test_a_race_that_is_interrupted_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    """Ctrl-C while it simulates."""
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "workers", "race", "--presets", "all", "--scenario", "cluster-1024", "--out", str(page)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as racing:
+        assert racing.stderr is not None
+        racing.stderr.readline()  # the first line of progress
+        racing.send_signal(signal.SIGINT)
+        _, said = racing.communicate(timeout=30)
+    assert racing.returncode == ExitCode.CANCELLED and "nothing was written" in said and "Traceback" not in said, said
+    assert not page.exists()
 
 
 def test_the_races_page_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

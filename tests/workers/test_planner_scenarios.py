@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from workers.contract import loading
+from workers.contract.config import Lora
 from workers.contract.errors import ConfigError
 from workers.planner import design, scenarios
 from workers.planner.draws import Draws
@@ -103,7 +104,7 @@ def test_memory_is_shown_with_its_arithmetic() -> None:
             shape=SEVEN, memory={"gpu_bytes": 80e9, "activation_bytes": 5e9}, max_new_tokens=1000, lengths={"kind": "fixed", "value": 500}
         )
     )
-    told = memory(scenario)
+    told = memory(scenario, Lora(kind="off"))
     assert told is not None
     engines, trainer = told["generators"], told["trainer"]
     assert engines["parts"]["weights"] == pytest.approx(15.2e9)
@@ -112,7 +113,17 @@ def test_memory_is_shown_with_its_arithmetic() -> None:
     assert engines["fits"] and engines["limit_bytes"] == pytest.approx(72e9)
     assert trainer["bytes"] == pytest.approx(7.6e9 * (2 + 2 + 12) + 5e9) and not trainer["fits"]
     assert any("28 layers" in line for line in engines["arithmetic"])
-    assert memory(scenarios.validated(small())) is None
+    assert memory(scenarios.validated(small()), Lora()) is None
+
+
+def test_an_adapter_needs_less_memory_in_the_trainer() -> None:
+    llama = Shape(params=6.74e9, layers=32, kv_heads=32, head_dim=128)
+    assert llama.adapter_params(16) == pytest.approx(40e6, rel=0.1)  # PEFT counts 39,976,960 in Llama-2-7B, all linears
+    scenario = scenarios.validated(small(shape=SEVEN, memory={"gpu_bytes": 80e9}))
+    for_all, adapters = (memory(scenario, Lora(kind=kind)) for kind in ("off", "adapter_only"))
+    assert for_all is not None and adapters is not None
+    assert adapters["trainer"]["parts"]["weights"] == for_all["trainer"]["parts"]["weights"]
+    assert adapters["trainer"]["parts"]["optimizer"] < 0.01 * for_all["trainer"]["parts"]["optimizer"]
 
 
 def test_a_peak_gives_the_trainers_seconds() -> None:

@@ -71,13 +71,16 @@ class Costs:
         return self.setup_s + self.payload_bytes * self.byte_s + self.load_s
 
 
-def declared(config: RunConfig, *, weight_bytes: int = 270_000_000, token_s: float = 0.002, load_s: float = 5.0) -> Costs:
-    """The costs of a config by the tables above, for a model of `weight_bytes` in the engine's number format."""
+def declared(
+    config: RunConfig, *, weight_bytes: int = 270_000_000, adapter_bytes: int | None = None, token_s: float = 0.002, load_s: float = 5.0
+) -> Costs:
+    """The costs of a config by the tables above, for a model of `weight_bytes` in the engine's number format and adapters of
+    `adapter_bytes`; by default as large as those of a model of 135 million parameters."""
     road, spread = ROADS[config.transport.kind], BACKENDS[config.backend.kind]
     ranks = config.backend.ranks
     payload = config.transport.payload
     share = SHARES.get(payload, 0.0)
-    size = int(weight_bytes * share) if share else min(weight_bytes, config.lora.rank * 200_000)
+    size = int(weight_bytes * share) if share else min(weight_bytes, adapter_bytes or config.lora.rank * 200_000)
     speed = 1.0 if ranks == 1 else ranks * spread.efficiency
     return Costs(
         message_s=MESSAGE_S[config.orchestration.kind],

@@ -81,7 +81,8 @@ def costs(config: RunConfig, scenario: Scenario) -> Costs:
     weights = sync.weight_bytes or (shape.weight_bytes if shape else None)
     kinds = config.transport.payload, config.transport.kind
     told = next((sync.seconds[key] for key in ("/".join(kinds), *kinds, "any") if key in sync.seconds), None)
-    common = declared(config, weight_bytes=int(weights or 0), load_s=sync.load_s)
+    adapter = None if shape is None else int(shape.adapter_params(config.lora.rank) * shape.bytes_per_value)
+    common = declared(config, weight_bytes=int(weights or 0), adapter_bytes=adapter, load_s=sync.load_s)
     size = common.payload_bytes
     if told is not None:
         setup_s, byte_s, export_s = told, 0.0, sync.export_s or 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.contract.config import Lora
 from workers.planner.lengths import drawn
 from workers.planner.scenario import Memory, Scenario
 from workers.planner.speeds import Shape
@@ -11,17 +12,17 @@ from workers.planner.speeds import Shape
 SEEN = 1024  # samples whose mean length stands for the expected one
 
 
-def memory(scenario: Scenario) -> dict[str, Any] | None:
+def memory(scenario: Scenario, lora: Lora) -> dict[str, Any] | None:
     """By pool: parts in bytes of one GPU, their sum, the limit, whether it fits, and lines of arithmetic. None where nobody gave a size.
 
     The inference pool is judged twice: `fits` with every slot at its longest, `fits_expected` with every slot at half its mean length,
-    which is where samples of all ages stand on average.
+    which is where samples of all ages stand on average. Of an adapter alone there are gradients and optimizer state.
     """
     if scenario.memory is None or scenario.shape is None:
         return None
     return {
         "generators": _generators(scenario, scenario.memory, scenario.shape),
-        "trainer": _trainer(scenario, scenario.memory, scenario.shape),
+        "trainer": _trainer(scenario, scenario.memory, scenario.shape, lora),
     }
 
 
@@ -51,17 +52,17 @@ def _generators(scenario: Scenario, given: Memory, shape: Shape) -> dict[str, An
     }
 
 
-def _trainer(scenario: Scenario, given: Memory, shape: Shape) -> dict[str, Any]:
+def _trainer(scenario: Scenario, given: Memory, shape: Shape, lora: Lora) -> dict[str, Any]:
     gpus = scenario.training.gpus
-    parts = {
-        "weights": shape.weight_bytes / gpus,
-        "gradients": shape.params * given.gradient_bytes / gpus,
-        "optimizer": shape.params * given.optimizer_bytes / gpus,
-        "activations": given.activation_bytes,
+    trained = shape.params if lora.kind == "off" else shape.adapter_params(lora.rank)
+    each = {
+        "weights": (shape.params, shape.bytes_per_value),
+        "gradients": (trained, given.gradient_bytes),
+        "optimizer": (trained, given.optimizer_bytes),
     }
+    parts = {name: params * size / gpus for name, (params, size) in each.items()} | {"activations": given.activation_bytes}
     total, limit = sum(parts.values()), given.gpu_bytes * given.usable
-    each = {"weights": shape.bytes_per_value, "gradients": given.gradient_bytes, "optimizer": given.optimizer_bytes}
-    lines = [f"{name}: {shape.params:.4g} params x {size:g} bytes / {gpus} GPUs = {_gb(parts[name])}" for name, size in each.items()]
+    lines = [f"{name}: {params:.4g} params x {size:g} bytes / {gpus} GPUs = {_gb(parts[name])}" for name, (params, size) in each.items()]
     return {
         "parts": parts,
         "bytes": total,

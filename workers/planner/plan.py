@@ -129,7 +129,7 @@ def _told(config: RunConfig, scenario: Scenario, ceilings: Ceilings, ear: Ear, b
         "gpus": scenario.gpus,
         "gpu_hours": end.at * scenario.gpus / 3600,
         "cost": None if scenario.gpu_hour is None else end.at * scenario.gpus / 3600 * scenario.gpu_hour,
-        "memory": memory(scenario),
+        "memory": memory(scenario, config.lora),
         "episodes": episodes.episodes(config, scenario),
         "grain": scenario.grain,
         "design": _design(config),
