@@ -53,6 +53,7 @@ class Pool:
         self._train: Counter[str] = Counter()
         self._evaluation: Counter[str] = Counter()
         self._loose = dict.fromkeys(engines)  # engines whose cause hangs on why dispatch is blocked: idle, or under half full
+        self._standing: dict[str, tuple[object, ...]] = {}  # by engine: what its cause hangs on, as it was last told
         self._blocked: Blocked | None = None
         self._held = False
 
@@ -235,6 +236,11 @@ class Pool:
         """What this engine's time is charged to from now on."""
         training = self._train[name]
         under_half = training < self._slots_each / 2
+        # Most samples change nothing of this.
+        standing = (bool(training), under_half, self._evaluation[name] > 0, self._held, self._blocked)
+        if self._standing.get(name) == standing:
+            return
+        self._standing[name] = standing
         if under_half:
             self._loose[name] = None
         else:
