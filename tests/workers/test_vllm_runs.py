@@ -55,24 +55,20 @@ class Started:
         return commands
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
-    """One of each kind; they start side by side, as a start is mostly imports of one process after another."""
+@pytest.fixture
+def started(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Started]:
+    """A run by the carrier that the test names."""
     install.require()
-    folder = tmp_path_factory.mktemp("vllm")
-    model = {"path": str(make_tiny_model(folder / "model", hidden=128)), "dtype": "float32"}
-    spec = folder / "spec.json"
+    model = {"path": str(make_tiny_model(tmp_path / "model", hidden=128)), "dtype": "float32"}
+    spec, out = tmp_path / "spec.json", tmp_path / "run"
     spec.write_text(json.dumps({**SHAPE, **CHANGES, "model": model}))
-    started = {}
+    call = command("run", spec, "--set", f"orchestration.kind={request.param}", "--out", out, "--quiet")
+    run = Started(out, subprocess.Popen(call))
     try:
-        for kind in ("asyncio", "ray"):
-            call = command("run", spec, "--set", f"orchestration.kind={kind}", "--out", folder / kind, "--quiet")
-            started[kind] = Started(folder / kind, subprocess.Popen(call))
-        yield started
+        yield run
     finally:
-        for run in started.values():
-            run.driver.kill()
-            run.driver.wait()
+        run.driver.kill()
+        run.driver.wait()
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -87,17 +83,20 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def test_a_killed_driver_takes_vllm_with_it(runs: dict[str, Started]) -> None:
-    runs["asyncio"].kill_in_the_middle()
+@pytest.mark.full  # in every suite it does so in a Ray actor
+@pytest.mark.parametrize("started", ["asyncio"], indirect=True)
+def test_a_killed_driver_takes_vllm_with_it(started: Started) -> None:
+    started.kill_in_the_middle()
 
 
-def test_vllm_in_a_ray_actor_trains_dies_with_the_driver_and_goes_on(runs: dict[str, Started]) -> None:
-    commands = runs["ray"].kill_in_the_middle()
+@pytest.mark.parametrize("started", ["ray"], indirect=True)
+def test_vllm_in_a_ray_actor_trains_dies_with_the_driver_and_goes_on(started: Started) -> None:
+    commands = started.kill_in_the_middle()
     assert {"raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= {Path(words[0].strip()).name for words in commands if words}
     cluster = next(words[-1] for words in commands if "workers.cluster.cleaner" in words)
     assert not Path(cluster).exists()
 
-    out = runs["ray"].out
+    out = started.out
     step = events(out, "checkpoint")[-1]["step"]
     subprocess.run(command("resume", out, "--set", f"budget.steps={step + 2}", "--quiet"), check=True, timeout=START_S)
     summary = json.loads((out / "summary.json").read_text())
