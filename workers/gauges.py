@@ -16,7 +16,7 @@ def tell(parts: Parts) -> None:
     """Called every second: what changes between two steps and matters there."""
     statuses = parts.pool.statuses.values()
     values: dict[str, float] = {
-        "buffer/depth": units(parts, parts.buffer.contents()),
+        "buffer/depth": depth(parts),
         "flow/in_flight": parts.samples.in_flight,
         "flow/running": sum(engine.running for engine in statuses),
         "system/generator_rss": sum(engine.rss for engine in statuses),
@@ -49,6 +49,11 @@ def _engine(parts: Parts, name: str, status: EngineStatus) -> dict[str, float]:
         if status.kv_capacity:
             values[f"engine/{name}/kv_share"] = status.kv_tokens / status.kv_capacity
     return values
+
+
+def depth(parts: Parts) -> int:
+    """How much waits in the buffer, in its units. One that holds nothing names for a moment what it hands over: that is the trainer's."""
+    return 0 if parts.buffer.capacity == 0 else units(parts, parts.buffer.contents())
 
 
 def units(parts: Parts, groups: list[Group]) -> int:

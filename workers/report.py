@@ -233,7 +233,7 @@ def state(parts: Parts) -> None:
             **parts.rates.values,
         },
         "buffer": {
-            "depth": gauges.units(parts, parts.buffer.contents()),
+            "depth": gauges.depth(parts),
             "capacity": parts.buffer.capacity,
             "unit": parts.config.buffer.unit,
         },

@@ -64,6 +64,16 @@ def test_whatever_dies_whenever_nothing_is_lost_or_done_twice(seed: int, kills: 
     assert history.state == "succeeded"
 
 
+@pytest.mark.parametrize("seed", [697, 1263, 2291, 4226])
+def test_what_is_handed_over_in_the_moment_of_a_pulse_is_in_no_buffer(seed: int) -> None:
+    """Found by the release tier: a buffer that holds nothing was told to hold what the trainer had been given and not yet taken up."""
+    rng = random.Random(seed)
+    kills = [rng.uniform(0.05, 8.0) for _ in range(rng.randint(1, 4))]
+    chosen = config(**sampled(rng))
+    assert chosen.buffer.kind == "none"
+    assert found(lived(chosen, kills, **ORDINARY, failing=rng.choice([FAILING, None]))) == []
+
+
 def test_with_no_lag_a_killed_run_learns_what_the_other_learns() -> None:
     """Every batch is the same, so every version has the same weights, wherever it was cut."""
     strict = some(staleness={"max_lag": 0, "depth_bound": {"value": 1, "unit": "batches"}}, checkpoint={"every_steps": 1})
