@@ -9,6 +9,7 @@ Every trial has its number for a seed and is a line of FOLDER/results.jsonl; wha
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import statistics
@@ -107,6 +108,7 @@ class Bench:
 
     def soak(self, trial: int) -> dict[str, Any]:
         """Runs one after the other on the whole product, and a part killed every minute. One trial is the whole of it."""
+        importlib.import_module("tests.conftest")  # sets Django up, in a data folder of its own
         from tests.faults.soak import soak
 
         return soak(self._fresh("soak"), self.model, WANTED["soak"], seed=trial)
