@@ -182,10 +182,7 @@ class Pool:
     async def _until_down(self, name: str, call: Awaitable[T], patience_s: float | None = None) -> T:
         """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers. Raises TimeoutError
         after `patience_s`, where that is given. In both cases the call is taken back."""
-        if name in self._down:
-            patience_s = 0.0
-        # Where nothing bounds it, not by asyncio.timeout(): that asks for the running loop, a system call for each sample.
-        scope = asyncio.Timeout(None) if patience_s is None else asyncio.timeout(patience_s)
+        scope = asyncio.timeout(0 if name in self._down else patience_s)
         calls = self._calls.setdefault(name, set())
         calls.add(scope)
         try:

@@ -87,8 +87,8 @@ class Rollout:
 
     @property
     def of_one_version(self) -> bool:
-        """Most are: found several times faster than what their tokens tell one by one."""
-        return self.versions.count(self.versions[0]) == len(self.versions)
+        """Most that have tokens are: found several times faster than what their tokens tell one by one."""
+        return bool(self.versions) and self.versions.count(self.versions[0]) == len(self.versions)
 
     @property
     def oldest_version(self) -> int:
@@ -96,7 +96,7 @@ class Rollout:
 
     @property
     def versions_count(self) -> int:
-        return 1 if self.versions and self.of_one_version else len(set(self.versions))
+        return 1 if self.of_one_version else len(set(self.versions))
 
 
 @dataclass(slots=True)

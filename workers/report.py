@@ -79,7 +79,7 @@ def lag_counts(version: int, samples: list[Sample]) -> Counter[int]:
     versions: Counter[int] = Counter()
     for sample in samples:
         drawn = sample.rollout.versions
-        if drawn and sample.rollout.of_one_version:
+        if sample.rollout.of_one_version:
             versions[drawn[0]] += len(drawn)
         else:
             versions.update(drawn)

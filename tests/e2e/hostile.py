@@ -1,7 +1,7 @@
 """Sixty texts that would run, load or disguise something where a page took them for more than text; and a team full of them.
 
-`fill`, called in a web server's environment, builds that team. Each text that could run
-sets `window.fired`; each that could load asks evil.example.
+`fill`, called in a web server's environment, builds that team. Each text that could run sets `window.fired`; each that could load asks
+evil.example.
 """
 
 from __future__ import annotations

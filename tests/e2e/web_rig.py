@@ -109,7 +109,11 @@ class WebServer:
         return f"http://127.0.0.1:{self.port}"
 
     def manage(self, *arguments: str) -> str:
-        return self._python("manage.py", *arguments)
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
 
     def migrate(self) -> None:
         """Called once, before `start`."""
@@ -139,11 +143,6 @@ class WebServer:
         link = re.search(r"http\S+/setup/\S+", self.ask("from django.core.management import call_command; call_command('bootstrap')"))
         assert link, "bootstrap prints the set-up link"
         return link.group(0)
-
-    def _python(self, *arguments: str) -> str:
-        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
 
     def begin(self) -> None:
         """Starts it and waits for nothing."""

@@ -10,7 +10,7 @@ from workers.contract.block import Block
 from workers.planner.lengths import Chain, Distribution, Fixed, Lognormal
 from workers.planner.speeds import Roofline, Shape, Speed
 
-GRAINS = 60
+GRAINS = 60  # simulated tokens of a sample of median length
 
 
 class Batch(Block):

@@ -46,7 +46,6 @@ class EmulatedEngine:
         self.prefilled = 0  # tokens, prompts and prefixes alike
         self.fail_next = 0
         self.wrong_digest = False
-        self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._name = name
         self._interrupt = interrupt
@@ -82,7 +81,7 @@ class EmulatedEngine:
             raise EngineError("the emulated engine fell over", field="rollout", value=self._name, cure="dispatch the request again")
         wanted = max(1, self._lengths(request))
         finish: FinishReason = "length" if wanted > request.max_new_tokens else "stop"
-        answer: asyncio.Future[Rollout] = self._loop.create_future()
+        answer: asyncio.Future[Rollout] = asyncio.get_running_loop().create_future()
         sequence = Sequence(request, answer, max(min(wanted, request.max_new_tokens), len(request.prefix_ids) + 1), finish)
         sequence.prompt = len(request.prompt_ids)
         for version in request.prefix_versions:
@@ -108,7 +107,7 @@ class EmulatedEngine:
             if manifest.version < self.version:
                 cure = f"publish above {self.version}"
                 raise EngineError("an older version than the one that serves", field="version", value=manifest.version, cure=cure)
-            news = self._news = News(manifest, self._loop.create_future())
+            news = self._news = News(manifest, asyncio.get_running_loop().create_future())
             self._wake()
             return await news.flipped
 
@@ -159,7 +158,7 @@ class EmulatedEngine:
 
     def _wake(self) -> None:
         if self._life is None or self._life.done():
-            self._life = self._loop.create_task(self._live())
+            self._life = asyncio.get_running_loop().create_task(self._live())
         else:
             self._bell.ring()
 
@@ -201,7 +200,7 @@ class EmulatedEngine:
         busy = bool(self._running or self._waiting)
         if self._interrupt.announced(self):
             news.accepted, news.busy, news.stood = True, busy, self._clock.now()
-            self._fetching = self._loop.create_task(self._fetch(news))
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(news))
 
     async def _fetch(self, news: News) -> None:
         began = self._clock.now()

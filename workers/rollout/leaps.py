@@ -86,10 +86,9 @@ class News:
 
 
 class Bell:
-    """Wakes the engine's task before its timer. A ring that nobody waits for is kept. Made on the loop that runs."""
+    """Wakes the engine's task before its timer. A ring that nobody waits for is kept."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()  # asked once: each asking is a system call
         self._rung = False
         self._waiting: asyncio.Future[bool] | None = None
 
@@ -104,8 +103,9 @@ class Bell:
         if self._rung:
             self._rung = False
             return True
-        self._waiting = self._loop.create_future()
-        timer = None if seconds is None else self._loop.call_later(seconds, _over, self._waiting)
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _over, self._waiting)
         try:
             return await self._waiting
         finally:
