@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft.utils import get_peft_model_state_dict
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from tests.workers.engine_rig import NAME, PROMPTS, Gate, base_model, build, logprobs_of, request, send, spoilt, until
+from tests.workers.engine_rig import NAME, PROMPTS, Gate, adapted, base_model, build, logprobs_of, request, send, spoilt, until
 from tests.workers.tiny_model import make_tiny_model
 from workers import registry
-from workers.contract.config import Lora
+from workers.axes.transport.base import Link
+from workers.axes.transport.leftovers import SEGMENTS
+from workers.axes.transport.shared_memory import SharedMemoryTransport
+from workers.contract.config import Lora, RunConfig
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
 from workers.rollout.torch.adapter import EXPERTS
@@ -25,6 +29,7 @@ from workers.rollout.torch.shape import Shape, read_shape
 from workers.rollout.torch.update import Served
 from workers.rollout.torch.weights import load_weights
 
+BLOCKS = {"lora": {"rank": 4, "alpha": 8.0}, "rollout": {"max_running": 3}}
 WHOLE = {"lora": {"kind": "off"}, "transport": {"payload": "full"}}
 Start = Callable[..., tuple[TorchGenerator, Gate]]
 
@@ -193,6 +198,33 @@ async def test_a_delta_on_another_base_or_with_cut_bytes_is_refused(start: Start
     await agrees(generator, before, 1)
     await generator.update(packed(payload, weights(model), tmp_path, 3))  # the same version again goes out whole
     await agrees(generator, model, 3)
+
+
+async def test_an_adapter_that_arrives_damaged_never_serves(folder: Path, tmp_path: Path) -> None:
+    """Also where its layout is known, and it is put in its places while it is still being hashed."""
+    blocks = {**BLOCKS, "model": {"path": str(folder), "dtype": "float32"}, "transport": {"kind": "shared_memory"}}
+    config = RunConfig.model_validate(blocks)
+    sender, receiver = (SharedMemoryTransport(Link("damagedrun00", tmp_path, name, config.transport)) for name in ("trainer", NAME))
+    generator = TorchGenerator(config, NAME, receiver)
+    try:
+        serving = 0, base_model(folder)
+        for version in range(1, 7):
+            model = adapted(folder, version)
+            manifest = sender.send(get_peft_model_state_dict(model), version, "adapter", [NAME])
+            if version == 5:
+                with (SEGMENTS / manifest.handle["segment"]).open("r+b") as file:
+                    file.seek(manifest.bytes - 2)
+                    file.write(b"\x7f\x7f")
+                with pytest.raises(DigestMismatch):
+                    await generator.update(manifest)
+            else:
+                await generator.update(manifest)
+                serving = version, model
+            await agrees(generator, serving[1], serving[0])
+    finally:
+        await generator.stop()
+        sender.close()
+        receiver.close()
 
 
 async def test_weights_change_in_mid_generation(start: Start, folder: Path, tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def _write_held(tensors: dict[str, torch.Tensor], segment: Segment) -> layout.Co
 
 
 def _write_again(tensors: Mapping[str, torch.Tensor], segment: Segment, last: Laid) -> layout.Contents:
-    torch._foreach_copy_(list(last.places.values()), [tensors[name].detach() for name in last.places])
+    with torch.no_grad():
+        torch._foreach_copy_(list(last.places.values()), [tensors[name] for name in last.places])
     digest = joined(last.heads, [_leaves(segment.memory[last.start : segment.used].data)])
     return replace(last.contents, digest=digest, on_gpu=False)
 

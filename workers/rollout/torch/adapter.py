@@ -49,22 +49,18 @@ class Recipe:
     tensors: dict[str, tuple[torch.Size, torch.dtype]]
     layers: list[dict[str, Pair]]
     whole: bool = True  # whether every tensor has its place here: an expert's pair is made anew
-    lowering: dict[str, torch.Tensor] = field(default_factory=dict)  # the place of each A, by name
-    raising: dict[str, torch.Tensor] = field(default_factory=dict)  # and of each B
-    turned: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # what is copied from there, and where to
-    tiled: list[tuple[NativeKernels, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # and what is laid out in tiles
+    places: dict[str, torch.Tensor] = field(default_factory=dict)  # of each A and B, by name
+    raising: list[torch.Tensor] = field(default_factory=list)  # what holds all B
+    tiled: list[tuple[NativeKernels, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # what is laid out in tiles, and where
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether the payload has the tensors for which this was made."""
         return self.whole and self.tensors == _kinds(tensors)
 
     def fill(self, tensors: Mapping[str, torch.Tensor], scaling: float) -> None:
-        torch._foreach_copy_(list(self.lowering.values()), [tensors[name] for name in self.lowering])
-        for name, place in self.raising.items():
-            half = tensors[name]
-            torch.mul(half if half.dtype == place.dtype else half.float(), scaling, out=place)
-        for source, place in self.turned:
-            place.copy_(source)
+        torch._foreach_copy_(list(self.places.values()), [tensors[name] for name in self.places])
+        for halves in self.raising:
+            halves.mul_(scaling)
         for kernels, halves, tiles in self.tiled:
             kernels.pack(halves, tiles)
 
@@ -96,7 +92,7 @@ def build_adapter(
     else:
         room = spare.room if spare else Room()
         recipe = _recipe(tensors, shape, scaling, dtype, room)
-    if recipe.raising:
+    if recipe.places:
         recipe.fill(tensors, scaling)
     return Adapter(version, recipe.layers, room, recipe)
 
@@ -200,20 +196,19 @@ def _fuse(
     present = [(column, [pair for pair in layers if pair]) for column, layers in zip(_starts(outputs), given, strict=True) if layers[0]]
     ranks = [tensors[layers[0]["A"]].shape[0] for _, layers in present]
     inputs, count = tensors[present[0][1][0]["A"]].shape[1], len(given[0])
-    wide = filled(sum(ranks))
+    kernels = tile_kernels(sum(outputs), inputs) if dtype == torch.bfloat16 else None
+    wide = filled(sum(ranks)) if kernels else sum(ranks)
     place = f"{place}, ranks {ranks} at {[column for column, _ in present]}"  # everything else in them is zero, and stays so
     lowering = room.zeros(f"lowering {place}", (count, wide, inputs), dtype)
     raising = room.zeros(f"raising {place}", (count, sum(outputs), wide), dtype)
     for row, rank, (column, layers) in zip(_starts(ranks), ranks, present, strict=True):
         for layer, pair in enumerate(layers):
-            recipe.lowering[pair["A"]] = lowering[layer, row : row + rank]
-            recipe.raising[pair["B"]] = raising[layer, column : column + len(tensors[pair["B"]]), row : row + rank]
+            recipe.places[pair["A"]] = lowering[layer, row : row + rank]
+            recipe.places[pair["B"]] = raising[layer, column : column + len(tensors[pair["B"]]), row : row + rank]
+    recipe.raising.append(raising)
     halves = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
-    kernels = tile_kernels(sum(outputs), inputs) if dtype == torch.bfloat16 else None
     if kernels is None:
-        copies = [room.empty(f"half {number} {place}", half.shape, dtype) for number, half in enumerate(halves)]
-        recipe.turned += zip(halves, copies, strict=True)
-        return [Pair(*pair) for pair in zip(*copies, strict=True)]
+        return [Pair(*pair) for pair in zip(*halves, strict=True)]
     tiles = []
     for number, half in enumerate((lowering, raising)):
         packed = room.empty(f"tiles {number} {place}", (count, half[0].numel()), dtype)
