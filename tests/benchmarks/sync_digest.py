@@ -10,7 +10,7 @@ from workers.axes.transport import digest
 class _Nothing:
     """In the place of BLAKE3: whatever is hashed, the digest is empty."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", max_threads: int = 1) -> None:
         pass
 
     def update(self, data: memoryview) -> None:

@@ -39,9 +39,9 @@ from tests.workers.transport_rig import (
 )
 from workers.axes.transport.base import Link
 from workers.axes.transport.cuda_ipc import CudaIpcTransport
-from workers.axes.transport.digest import RUN as RUN_BYTES
 from workers.axes.transport.digest import digest_of
 from workers.axes.transport.leftovers import SEGMENTS, segment_prefix, sweep
+from workers.axes.transport.payload import RUN as RUN_BYTES
 from workers.contract.config import Transport
 from workers.contract.errors import DigestMismatch, EngineError, EnvironmentMissing
 
@@ -341,7 +341,7 @@ def test_what_was_written_over_while_it_was_borrowed_is_refused(tmp_path: Path, 
 
 def test_what_is_kept_mapped_shows_every_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of many lengths, each in a segment that was mapped for another one, hashed while they are written and afterwards."""
-    monkeypatch.setattr("workers.axes.transport.segment.AHEAD", RUN_BYTES)
+    monkeypatch.setattr("workers.axes.transport.segment.SMALL", RUN_BYTES)
     sender, receiver = (transport("shared_memory", name, tmp_path) for name in ("trainer", ENGINE))
     random = torch.Generator().manual_seed(3)
     try:
@@ -395,12 +395,13 @@ def test_layouts_that_come_again_and_others(tmp_path: Path, publishes: list[tupl
 
 
 def test_the_digest_tells_every_piece_of_a_large_tensor(tmp_path: Path) -> None:
-    """Hashed by pieces in several threads: their order and each of their bytes count, and a type or shape that differs."""
-    numbers = torch.arange(600_000, dtype=torch.int32)  # ten pieces, three threads' worth
+    """Read by runs in several threads: their order and each of their bytes count, and a type or shape that differs."""
+    numbers = torch.arange(2_400_000, dtype=torch.int32)  # more than two runs
     flipped, swapped = numbers.clone(), numbers.clone()
     flipped[-1] += 1
-    swapped[:65_536], swapped[65_536:131_072] = numbers[65_536:131_072], numbers[:65_536]
-    seen = [numbers, flipped, swapped, numbers.view(torch.float32), numbers.view(600, 1000)]
+    half = len(numbers) // 2
+    swapped[:half], swapped[half:] = numbers[half:], numbers[:half]
+    seen = [numbers, flipped, swapped, numbers.view(torch.float32), numbers.view(2400, 1000)]
     assert len({digest_of({"a": tensor}) for tensor in seen} | {digest_of({"b": numbers})}) == 6
     sender, receiver = (transport("filesystem", name, tmp_path) for name in ("trainer", ENGINE))
     manifest = sender.send({"a": numbers, "b": flipped}, 1, "full", [ENGINE])

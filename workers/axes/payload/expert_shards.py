@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from workers.axes.payload.base import Packed
-from workers.axes.transport.digest import leaves, tensor_bytes
+from workers.axes.transport.digest import hash_of, tensor_bytes
 from workers.contract.errors import ConfigError, EngineError
 from workers.records import Manifest
 
@@ -51,7 +51,7 @@ class ExpertShards:
                 continue
             for expert, shard in enumerate(tensor.detach().cpu()):
                 key = f"{name}{MARK}{expert}"
-                digests[key] = leaves(tensor_bytes(shard))
+                digests[key] = hash_of(tensor_bytes(shard))
                 if base is None or self._digests.get(key) != digests[key]:
                     tensors[key] = shard.clone()  # a slice would keep its whole stack alive
         if not digests:

@@ -83,15 +83,15 @@ class CudaIpcTransport(Transport):
 
     def _take_in(self, reader: _Reader, manifest: Manifest) -> dict[str, torch.Tensor]:
         tensors = {}
-        with RunningDigest() as total:
-            for spec in specs_from_wire(manifest):
-                tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype, device=reader.device)
-                if not reader.fill(tensor.reshape(-1).view(torch.uint8)):
-                    raise mismatch(manifest, f"the memory shared ends before {spec.name} does")
-                total.begin(spec.name, spec.dtype, spec.shape)
-                total.update(tensor_bytes(tensor.cpu()))
-            torch.cuda.synchronize()  # every copy is made before the trainer's memory is let go
-            check(total.hex(), manifest)
+        total = RunningDigest()
+        for spec in specs_from_wire(manifest):
+            tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype, device=reader.device)
+            if not reader.fill(tensor.reshape(-1).view(torch.uint8)):
+                raise mismatch(manifest, f"the memory shared ends before {spec.name} does")
+            total.begin(spec.name, spec.dtype, spec.shape)
+            total.update(tensor_bytes(tensor.cpu()))
+        torch.cuda.synchronize()  # every copy is made before the trainer's memory is let go
+        check(total.hex(), manifest)
         return tensors
 
 

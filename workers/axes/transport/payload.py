@@ -12,13 +12,13 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
 import torch
 
-from workers.axes.transport.digest import LANES, RUN, Leaf, RunningDigest, head, joined, leaves, tensor_bytes
+from workers.axes.transport.digest import THREADS, RunningDigest, head, tensor_bytes
 from workers.contract.errors import DigestMismatch, EngineError
 from workers.records import Manifest
 
@@ -39,6 +39,8 @@ TYPES = {
 DTYPES = {word: dtype for dtype, word in TYPES.items()}
 LENGTH_BYTES = 8  # of the little-endian number in front: the header's length
 ROOM_A_TENSOR = 256  # for type, shape and offsets in the header; unused room is filled with spaces, as the format allows
+
+RUN = 1 << 22  # bytes that are moved and hashed in one go: they are in the processor's cache by then
 
 Read = Callable[[memoryview], int]  # fills the view as far as there are bytes; returns how many it filled
 
@@ -91,22 +93,20 @@ def spec_of(name: str, tensor: torch.Tensor) -> Spec:
 
 
 def hand_on(tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], object]) -> Contents:
-    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps, while other threads hash them."""
-    specs, on_gpu = [], False
+    """Called by a sender: gives every tensor's bytes to `write`, in order and without gaps, and hashes them."""
+    specs, on_gpu, total = [], False, RunningDigest()
 
     def one(name: str, tensor: torch.Tensor) -> bool:  # a function of its own, so that the tensor is let go before the next is read
         specs.append(spec_of(name, tensor))
         total.begin(name, tensor.dtype, tensor.shape)
         data = tensor_bytes(tensor.detach().cpu())
-        hashing = total.update(data)
         write(data)
-        wait(hashing)
+        total.update(data)
         return tensor.is_cuda
 
-    with RunningDigest() as total:
-        for name in in_order(tensors):
-            on_gpu = one(name, tensors[name]) or on_gpu
-        return Contents(specs, total.hex(), on_gpu)
+    for name in in_order(tensors):
+        on_gpu = one(name, tensors[name]) or on_gpu
+    return Contents(specs, total.hex(), on_gpu)
 
 
 def header_of(specs: Iterable[Spec], room: int = 0) -> bytes:
@@ -146,8 +146,8 @@ def private_file() -> IO[bytes]:
 
 
 def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Called by a receiver with a file opened unbuffered: threads read and hash it, each a piece. Raises DigestMismatch where it is
-    not what was published."""
+    """Called by a receiver with a file opened unbuffered: threads read it, each a piece. Raises DigestMismatch where it is not what
+    was published."""
     size = os.fstat(file.fileno()).st_size
     if size != manifest.bytes:
         raise mismatch(manifest, f"{size} bytes arrived where {manifest.bytes} were published")
@@ -160,18 +160,24 @@ def read_file(file: IO[bytes], manifest: Manifest) -> dict[str, torch.Tensor]:
     tensors = {spec.name: torch.empty(spec.shape, dtype=spec.dtype) for spec in specs}
     offset = manifest.bytes - sum(spec.bytes for spec in specs)
 
-    def take(offset: int, parts: list[memoryview]) -> bytes:
+    def take(offset: int, parts: list[memoryview]) -> list[memoryview]:
         for part in parts:
             end = offset = offset + len(part)
             _fill(lambda rest, end=end: os.preadv(file.fileno(), [rest], end - len(rest)), part, manifest)  # type: ignore[misc]
-        return leaves(*parts)
+        return parts
 
-    taken: list[Leaf] = []
-    with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
+    total = RunningDigest()
+    for spec in specs:
+        total.begin(spec.name, spec.dtype, spec.shape)
+    under_way = []
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as pool:
         for parts in stretches(tensor_bytes(tensors[spec.name]) for spec in specs):
-            taken.append(pool.submit(take, offset, parts))
+            under_way.append(pool.submit(take, offset, parts))
             offset += RUN
-    check(joined(heads(specs), taken), manifest)
+        for taken in under_way:
+            for part in taken.result():
+                total.update(part)
+    check(total.hex(), manifest)
     return tensors
 
 
@@ -221,15 +227,14 @@ def header(read: Read, manifest: Manifest) -> list[Spec]:
 
 def take_in(specs: list[Spec], read: Read, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Called by a receiver that knows what comes, in sorted order of names. Raises DigestMismatch."""
-    tensors = {}
-    with RunningDigest() as total:
-        for spec in specs:
-            tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype)
-            data = tensor_bytes(tensor)
-            _fill(read, data, manifest)
-            total.begin(spec.name, spec.dtype, spec.shape)
-            total.update(data)
-        check(total.hex(), manifest)
+    tensors, total = {}, RunningDigest()
+    for spec in specs:
+        tensor = tensors[spec.name] = torch.empty(spec.shape, dtype=spec.dtype)
+        data = tensor_bytes(tensor)
+        _fill(read, data, manifest)
+        total.begin(spec.name, spec.dtype, spec.shape)
+        total.update(data)
+    check(total.hex(), manifest)
     return tensors
 
 

@@ -9,7 +9,6 @@ import contextlib
 import mmap
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from workers.axes.transport import payload as layout
-from workers.axes.transport.digest import LANES, RUN, joined, leaves, runs, tensor_bytes
+from workers.axes.transport.digest import RunningDigest, hashed, tensor_bytes
 from workers.records import Manifest
 
-AHEAD = 16 * RUN  # bytes from which other threads hash: taking turns with Python costs more than to hash a small payload
+SMALL = 1 << 24  # bytes of a payload whose layout is remembered
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ class Segment:
 
 
 def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layout.Contents:
-    """Called by a sender. A dictionary holds its tensors already: several threads copy and hash them. Any other mapping may make each
-    when it is read, and that one is let go at once.
+    """Called by a sender. A dictionary holds its tensors already. Any other mapping may make each when it is read, and that one is let
+    go at once.
 
     Raises OSError where there is no room.
     """
@@ -103,63 +102,46 @@ def write_segment(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layo
 
 
 def _write_held(tensors: dict[str, torch.Tensor], segment: Segment) -> layout.Contents:
-    """Each thread takes a piece, and hashes it while it is in the processor's cache."""
-    names = layout.in_order(tensors)
+    """Each run of bytes is hashed while it is in the processor's cache."""
+    names, total = layout.in_order(tensors), RunningDigest()
     specs, room = [layout.spec_of(name, tensors[name]) for name in names], layout.room_for(tensors)
     segment.used = room + sum(spec.bytes for spec in specs)
     segment.reserve(segment.used)
     segment.put(header := layout.header_of(specs, room), 0)
-
-    def take(start: int, parts: list[memoryview]) -> bytes:
-        end = start
+    for spec in specs:
+        total.begin(spec.name, spec.dtype, spec.shape)
+    end = room
+    for parts in layout.stretches(tensor_bytes(tensors[name]) for name in names):
+        start = end
         for part in parts:
             segment.put(part, end)
             end += len(part)
-        return leaves(segment.memory[start:end].data)
-
-    at, taken = room, []
-    with ThreadPoolExecutor(LANES, thread_name_prefix="weights") as pool:
-        for parts in layout.stretches(tensor_bytes(tensors[name]) for name in names):
-            taken.append(pool.submit(take, at, parts))
-            at += sum(map(len, parts))
-    heads = layout.heads(specs)
-    contents = layout.Contents(specs, joined(heads, taken), on_gpu=False)
-    places = _places(segment.memory, specs, room) if contents.bytes <= AHEAD else {}
-    segment.last = Laid(header, contents, heads, places, room) if places else None
+        total.update(segment.memory[start:end].data)
+    contents = layout.Contents(specs, total.hex(), on_gpu=False)
+    places = _places(segment.memory, specs, room) if contents.bytes <= SMALL else {}
+    segment.last = Laid(header, contents, layout.heads(specs), places, room) if places else None
     return contents
 
 
 def _write_again(tensors: Mapping[str, torch.Tensor], segment: Segment, last: Laid) -> layout.Contents:
     with torch.no_grad():
         torch._foreach_copy_(list(last.places.values()), [tensors[name] for name in last.places])
-    digest = joined(last.heads, [_leaves(segment.memory[last.start : segment.used].data)])
+    digest = hashed(last.heads, segment.memory[last.start : segment.used].data)
     return replace(last.contents, digest=digest, on_gpu=False)
 
 
 def _write_one_by_one(tensors: Mapping[str, torch.Tensor], segment: Segment) -> layout.Contents:
-    """Other threads hash what is in place while the next tensors are copied."""
-    room = layout.room_for(tensors)
-    specs, on_gpu = [], False
-    hashed: list[Future[bytes]] = []
-    done = end = room
+    room = segment.used = layout.room_for(tensors)
 
-    def one(name: str, tensor: torch.Tensor) -> bool:  # a function of its own, so that the tensor is let go before the next is read
-        specs.append(layout.spec_of(name, tensor))
-        segment.put(tensor_bytes(tensor.cpu()), end)
-        return tensor.is_cuda
+    def write(data: memoryview) -> None:
+        segment.put(data, segment.used)
+        segment.used += len(data)
 
-    with ThreadPoolExecutor(LANES, thread_name_prefix="digest") as pool:
-        for name in layout.in_order(tensors):
-            on_gpu = one(name, tensors[name]) or on_gpu
-            end += specs[-1].bytes
-            while done + AHEAD <= min(end, len(segment.memory)):
-                hashed += [pool.submit(leaves, run) for run in runs(segment.memory[done : done + AHEAD].data)]
-                done += AHEAD
-        segment.put(layout.header_of(specs, room), 0)
-        segment.map()
-        last = _leaves(segment.memory[done:end].data)
-        segment.used, segment.last = end, None
-        return layout.Contents(specs, joined(layout.heads(specs), [*hashed, last]), on_gpu)
+    contents = layout.hand_on(tensors, write)
+    segment.put(layout.header_of(contents.specs, room), 0)
+    segment.map()
+    segment.last = None
+    return contents
 
 
 def _places(memory: npt.NDArray[np.uint8], specs: list[layout.Spec], start: int) -> dict[str, torch.Tensor]:
@@ -171,14 +153,6 @@ def _places(memory: npt.NDArray[np.uint8], specs: list[layout.Spec], start: int)
         found[spec.name] = torch.from_numpy(memory[start : start + spec.bytes]).view(spec.dtype).view(spec.shape)
         start += spec.bytes
     return found
-
-
-def _leaves(data: memoryview) -> bytes:
-    """Of bytes that are all there: by one thread where they are few."""
-    if len(data) <= AHEAD:
-        return leaves(data)
-    with ThreadPoolExecutor(LANES, thread_name_prefix="digest") as pool:
-        return b"".join(pool.map(leaves, runs(data)))
 
 
 class View:
@@ -194,8 +168,8 @@ class View:
     def tensors(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """Tensors that lie in the segment, those apart whose type does not fit the place. Raises DigestMismatch."""
         unread = memoryview(self._bytes)[: manifest.bytes]
-        if (last := self._last) and last.end == manifest.bytes and unread[: len(last.header)] == last.header:
-            layout.check(joined(last.heads, [_leaves(unread[last.start :])]), manifest)
+        if (last := self._last) and last.end == manifest.bytes and bytes(unread[: len(last.header)]) == last.header:
+            layout.check(hashed(last.heads, unread[last.start :]), manifest)
             return last.places
 
         def read(view: memoryview) -> int:
@@ -207,9 +181,9 @@ class View:
 
         specs = layout.header(read, manifest)
         heads, start = layout.heads(specs), manifest.bytes - len(unread)
-        digest = joined(heads, [_leaves(unread)])
+        digest = hashed(heads, unread)
         layout.check(digest, manifest)
-        found, at, whole = {}, start, len(unread) <= AHEAD
+        found, at, whole = {}, start, len(unread) <= SMALL
         for spec in specs:
             found[spec.name] = self._tensor(spec, at)
             whole = whole and at % spec.dtype.itemsize == 0

@@ -27,7 +27,7 @@ EXPERTS = ("experts_gate_up", "experts_down")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """delta = (x @ a) @ b; a [inputs, ranks], b [ranks, outputs] with alpha / rank in it. Of experts: [experts, ..., ...]."""
+    """delta = (x @ a) @ b; a [inputs, ranks] with alpha / rank in it, b [ranks, outputs]. Of experts: [experts, ..., ...]."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -50,7 +50,7 @@ class Recipe:
     layers: list[dict[str, Pair]]
     whole: bool = True  # whether every tensor has its place here: an expert's pair is made anew
     places: dict[str, torch.Tensor] = field(default_factory=dict)  # of each A and B, by name
-    raising: list[torch.Tensor] = field(default_factory=list)  # what holds all B
+    lowering: list[torch.Tensor] = field(default_factory=list)  # what holds all A, which take the scaling: they are less than B
     tiled: list[tuple[NativeKernels, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # what is laid out in tiles, and where
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -59,7 +59,7 @@ class Recipe:
 
     def fill(self, tensors: Mapping[str, torch.Tensor], scaling: float) -> None:
         torch._foreach_copy_(list(self.places.values()), [tensors[name] for name in self.places])
-        for halves in self.raising:
+        for halves in self.lowering:
             halves.mul_(scaling)
         for kernels, halves, tiles in self.tiled:
             kernels.pack(halves, tiles)
@@ -177,9 +177,9 @@ def _check(layer: int, module: str, pair: dict[str, torch.Tensor], inputs: int, 
 
 def _by_expert(pair: dict[str, torch.Tensor], experts: int, scaling: float, dtype: torch.dtype) -> Pair:
     """PEFT's layout: the rows of A go by expert, then by rank; the columns of B by rank, then by expert."""
-    a = pair["A"].float().view(experts, -1, pair["A"].shape[1]).transpose(1, 2)
-    b = pair["B"].float().view(pair["B"].shape[0], -1, experts).permute(2, 1, 0) * scaling
-    return Pair(a.to(dtype, copy=True).contiguous(), b.to(dtype).contiguous())
+    a = pair["A"].float().view(experts, -1, pair["A"].shape[1]).transpose(1, 2) * scaling
+    b = pair["B"].float().view(pair["B"].shape[0], -1, experts).permute(2, 1, 0)
+    return Pair(a.to(dtype).contiguous(), b.to(dtype, copy=True).contiguous())
 
 
 def _fuse(
@@ -205,7 +205,7 @@ def _fuse(
         for layer, pair in enumerate(layers):
             recipe.places[pair["A"]] = lowering[layer, row : row + rank]
             recipe.places[pair["B"]] = raising[layer, column : column + len(tensors[pair["B"]]), row : row + rank]
-    recipe.raising.append(raising)
+    recipe.lowering.append(lowering)
     halves = lowering[:, : sum(ranks)].transpose(1, 2), raising[..., : sum(ranks)].transpose(1, 2)
     if kernels is None:
         return [Pair(*pair) for pair in zip(*halves, strict=True)]
