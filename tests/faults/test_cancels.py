@@ -100,7 +100,7 @@ def test_a_cancel_in_the_middle_of_something(model: Path, tmp_path: Path, moment
 
 
 def test_cancels_at_random_moments(model: Path, tmp_path: Path) -> None:
-    many(model, tmp_path, 8)
+    many(model, tmp_path, 4)
 
 
 @pytest.mark.full

@@ -81,7 +81,7 @@ def test_one_of_two_engines_dies_and_the_other_carries_on(model: Path, tmp_path:
 SAVES = ("save.begun", "save.files", "save.manifest", "save.named")
 
 
-@pytest.mark.parametrize("fault", ["enospc", "eio"])
+@pytest.mark.parametrize("fault", ["enospc", pytest.param("eio", marks=pytest.mark.full)])
 def test_a_disk_that_fails_at_every_point_of_a_save_costs_no_step_and_no_event(model: Path, tmp_path: Path, fault: str) -> None:
     """Five saves fail one after the other, each at another point, and the spool's disk takes nothing for a while: the run goes on."""
     points = [f"{point}={fault}@{number}" for number, point in enumerate(SAVES, 1)]

@@ -61,8 +61,17 @@ def test_the_control_plane_dies_part_by_part_and_training_goes_on(product: Produ
     assert product.findings(run) == [], f"seed {SEED}"
 
 
-# Without the product around it a generator dies in every suite: test_engine_deaths.py.
-@pytest.mark.parametrize("victim", ["driver", pytest.param("generator", marks=pytest.mark.full), "trainer", "raylet", "gcs"])
+# Driver and generator die in every suite without the product around them: test_engine_deaths.py.
+IN_EVERY_SUITE = ("trainer", "raylet")
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        victim if victim in IN_EVERY_SUITE else pytest.param(victim, marks=pytest.mark.full)
+        for victim in ("driver", "generator", "trainer", "raylet", "gcs")
+    ],
+)
 def test_whoever_dies_the_cause_is_shown_and_a_resume_goes_on(product: Product, model: Path, victim: str) -> None:
     run = product.launch(config(model, 400, checkpoint={"every_steps": 2}), f"without {victim}")
     product.wait_for_step(run, 4)
@@ -109,26 +118,19 @@ def test_a_driver_that_stands_still_is_cancelled_and_never_wakes(product: Produc
     assert product.findings(run) == []
 
 
-def test_the_supervisor_dies_and_the_next_start_says_what_became_of_the_run(tmp_path: Path, model: Path) -> None:
-    product = Product(tmp_path / "data")
+def test_the_supervisor_dies_and_the_next_start_says_what_became_of_the_run(product: Product, model: Path) -> None:
+    run = product.launch(config(model, 400, checkpoint={"every_steps": 2}), "orphan")
+    product.wait_for_step(run, 4)
+    product.up.process.kill()
+    product.up.process.wait()
     product.start()
-    try:
-        run = product.launch(config(model, 400, checkpoint={"every_steps": 2}), "orphan")
-        product.wait_for_step(run, 4)
-        product.up.process.kill()
-        product.up.process.wait()
-        product.start()
-        wait_until(lambda: product.state(run) in OVER, 60, f"its fate\n{product.up.text}", every=0.3)
-        shown = product.run(run)
-        assert shown is not None and shown["attempts"][-1]["exit_cause"]["message"], shown
-        wait_until(lambda: remains.gone(run), 10, f"nothing left of it: {remains.find(run)}")
-        product.do(run, "resume")
-        wait_until(lambda: product.state(run) in ("running", *OVER), 120, "attempt 2", every=0.3)
-        product.wait_for_step(run, 8, 120)
-        product.do(run, "cancel")
-        wait_until(lambda: product.state(run) in OVER, 30, "the end")
-        assert product.findings(run) == []
-    finally:
-        if product.up.process.poll() is None:
-            product.up.stop()
-    assert_nothing_left(product.layout)
+    wait_until(lambda: product.state(run) in OVER, 60, f"its fate\n{product.up.text}", every=0.3)
+    shown = product.run(run)
+    assert shown is not None and shown["attempts"][-1]["exit_cause"]["message"], shown
+    wait_until(lambda: remains.gone(run), 10, f"nothing left of it: {remains.find(run)}")
+    product.do(run, "resume")
+    wait_until(lambda: product.state(run) in ("running", *OVER), 120, "attempt 2", every=0.3)
+    product.wait_for_step(run, 8, 120)
+    product.do(run, "cancel")
+    wait_until(lambda: product.state(run) in OVER, 30, "the end")
+    assert product.findings(run) == []

@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks import __main__ as benchmarks
 from tests.benchmarks import shown
 
-QUICKEST = ("decode", "sync", "run", "series")  # one of each sort: an engine, two processes, a whole run, the web side
+QUICKEST = ("decode", "run", "series")  # one of each sort: an engine, a whole run, the web side
 
 
 @pytest.mark.parametrize(

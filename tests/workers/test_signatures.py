@@ -89,7 +89,7 @@ def test_every_library_has_a_signature() -> None:
 
 
 # In every suite one by each carrier; `test_signatures_on_the_clock` looks at all of them in each.
-IN_EVERY_SUITE = ("nemo-rl", "atropos", "pipelinerl", "trl-sync")
+IN_EVERY_SUITE = ("pipelinerl", "trl-sync")
 
 
 @pytest.mark.parametrize(

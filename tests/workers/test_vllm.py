@@ -288,6 +288,7 @@ def experts_of(model, ids: list[int]) -> torch.Tensor:
     return torch.stack(seen, dim=1).sort(dim=2).values
 
 
+@pytest.mark.full  # a second engine, for one more family
 async def test_experts_are_loaded_again_and_told(tmp_path: Path) -> None:
     """A mixture of experts, published twice; last in this file, as it starts an engine of its own beside the first."""
     folder = make_tiny_moe_model(tmp_path / "model", seed=2, hidden=128)
