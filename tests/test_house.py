@@ -33,6 +33,7 @@ LEVELS: dict[str, int] = {
         (
             "pipeline",
             "pool",
+            "loads",
             "progress",
             "told",
             "fates",

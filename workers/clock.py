@@ -79,7 +79,9 @@ class _NoIO(selectors.BaseSelector):
 
 
 class _Call(asyncio.TimerHandle):
-    """A callback to be run. The base class keeps more, for a debugger; a simulated sample needs about eight of these."""
+    """A callback to be run. The base class keeps more, for a debugger; a simulated sample needs about six of these."""
+
+    __slots__ = ("args", "at", "callback", "context", "loop", "over")
 
     def __init__(
         self, loop: VirtualLoop, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
@@ -88,7 +90,7 @@ class _Call(asyncio.TimerHandle):
         self.at = when
         self.callback = callback
         self.args = args
-        self.context = context or copy_context()
+        self.context = copy_context() if context is None else context  # an empty one is false
         self.over = False
 
     def when(self) -> float:
@@ -97,7 +99,7 @@ class _Call(asyncio.TimerHandle):
     def cancel(self) -> None:
         if not self.over:
             self.over = True
-            self.loop.cancelled += 1
+            self.loop.one_cancelled()
 
     def cancelled(self) -> bool:
         return self.over
@@ -110,7 +112,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self.cancelled = 0  # calls that may still be among the timers
+        self._cancelled = 0  # calls that may still be among the timers
         self._now = 0.0
         self._soon: deque[_Call] = deque()
         self._timers: list[tuple[float, int, _Call]] = []
@@ -137,6 +139,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
+    def one_cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > MOST_CANCELLED + len(self._timers) // 2:
+            self._timers[:] = [entry for entry in self._timers if not entry[2].over]
+            heapify(self._timers)
+            self._cancelled = 0
+
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, name=None if name is None else str(name), context=context)
+
     def is_running(self) -> bool:
         return self._runs
 
@@ -144,16 +156,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ends = True
 
     def run_forever(self) -> None:
-        soon = self._soon
+        soon, timers = self._soon, self._timers
         asyncio._set_running_loop(self)
         self._runs, self._ends = True, False
         try:
             while not self._ends:
-                self._due()
+                if not soon or (timers and timers[0][0] <= self._now):
+                    self._due()
                 for _ in range(len(soon)):
                     call = soon.popleft()
-                    if not call.over:
-                        self._run(call)
+                    if call.over:
+                        continue
+                    try:
+                        call.context.run(call.callback, *call.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.call_exception_handler({"message": f"{call.callback} raised", "exception": error})
         finally:
             self._runs = False
             asyncio._set_running_loop(None)
@@ -168,18 +187,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 soon.append(call)
         if not soon:
             raise RuntimeError("deadlock on the virtual clock: every task waits and no timer is set")
-        if self.cancelled > MOST_CANCELLED + len(timers) // 2:
-            timers[:] = [entry for entry in timers if not entry[2].over]
-            heapify(timers)
-            self.cancelled = 0
-
-    def _run(self, call: _Call) -> None:
-        try:
-            call.context.run(call.callback, *call.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"{call.callback} raised", "exception": error})
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

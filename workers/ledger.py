@@ -115,7 +115,7 @@ class TimeLedger:
         self._since = dict.fromkeys(lanes, self._began)
         self._spans = Spans(lanes, clock.stamp() - self._began)
         self._told_at = self._began
-        self._active: dict[str, Counter[str]] = {lane: Counter() for lane in lanes}
+        self._active: dict[str, dict[str, int]] = {lane: defaultdict(int) for lane in lanes}
         self._set: dict[str, set[str]] = {}  # by lane, what `set` was last given, while nothing else has changed it
         self.seconds: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
         self.overlapped: dict[str, dict[str, float]] = {lane: defaultdict(float) for lane in lanes}
@@ -148,7 +148,7 @@ class TimeLedger:
             return
         if {cause for cause, count in self._active[lane].items() if count > 0} != causes:
             self._settle(lane)
-            self._active[lane] = Counter(dict.fromkeys(causes, 1))
+            self._active[lane] = defaultdict(int, dict.fromkeys(causes, 1))
         self._set[lane] = causes
 
     def shift(self, lane: str, source: str, target: str, seconds: float) -> None:
@@ -186,6 +186,8 @@ class TimeLedger:
     def _settle(self, lane: str) -> None:
         now = self._clock.now()
         elapsed = now - self._since[lane]
+        if not elapsed:
+            return
         self._since[lane] = now
         running = sorted((cause for cause, count in self._active[lane].items() if count > 0), key=_RANK.__getitem__)
         charged = running[0] if running else "idle"

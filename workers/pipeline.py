@@ -83,7 +83,7 @@ class Pipeline:
 
     def _returned(self) -> None:
         """A sample is back: of all that holds dispatch back, it changes the slots alone."""
-        if self.parts.pool.blocked == "slots_full":
+        if self.parts.pool.blocked == "slots_full" and self.flight.generating < self.parts.pool.slots:
             self._moved.set()
 
     async def _room(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Literal, TypeVar
@@ -13,6 +13,7 @@ from workers.axes.orchestration.watch import answered, silence
 from workers.axes.orchestration.wire import copy_of
 from workers.contract.errors import EngineError
 from workers.ledger import TimeLedger
+from workers.loads import Loads
 from workers.records import EngineStatus, FinishReason, Manifest, Rollout, SampleRequest, UpdateReport
 from workers.rollout.base import Generator
 
@@ -49,9 +50,9 @@ class Pool:
         self._down: dict[str, EngineError] = {}
         self._calls: dict[str, set[asyncio.Timeout]] = {name: set() for name in engines}
         self._last_loss: EngineError | None = None
-        self._load = dict.fromkeys(engines, 0)  # requests of both purposes
-        self._train: Counter[str] = Counter()
-        self._evaluation: Counter[str] = Counter()
+        self._loads = Loads(engines)  # of both purposes
+        self._train: dict[str, int] = defaultdict(int)
+        self._evaluation: dict[str, int] = defaultdict(int)
         self._loose = dict.fromkeys(engines)  # engines whose cause hangs on why dispatch is blocked: idle, or under half full
         self._standing: dict[str, tuple[object, ...]] = {}  # by engine: what its cause hangs on, as it was last told
         self._blocked: Blocked | None = None
@@ -75,7 +76,7 @@ class Pool:
             self.statuses[name] = replace(self.statuses[name], running=0, waiting=0, slots=0, rss=0)
         self._time.set(name, {"down"})
         self._loose.pop(name, None)
-        self._load.pop(name, None)
+        self._loads.leave(name)
         self._down[name] = error
         for scope in self._calls.pop(name, set()):
             if not scope.expired():
@@ -205,10 +206,10 @@ class Pool:
         finally:
             self._count(name, counter, -1)
 
-    def _count(self, name: str, counter: Counter[str], change: int) -> None:
+    def _count(self, name: str, counter: dict[str, int], change: int) -> None:
         counter[name] += change
         if name in self.engines:
-            self._load[name] += change
+            self._loads.change(name, change)
             self._retime(name)
 
     def _choose(self, request: SampleRequest, avoid: set[str]) -> str:
@@ -220,9 +221,8 @@ class Pool:
         if self._route == "prefix":
             return list(names)[crc32(request.group_id.encode()) % len(names)]
         if avoid:
-            return min(names, key=self._load.__getitem__)
-        loads = list(self._load.values())  # of all engines: found without a call for each
-        return list(self._load)[loads.index(min(loads))]
+            return min(names, key=self._loads.__getitem__)
+        return self._loads.least()
 
     def _none_left(self) -> EngineError:
         if self._last_loss is not None:

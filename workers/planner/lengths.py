@@ -6,6 +6,7 @@ A draw hangs on the seed and the key alone, never on the order of events, so tha
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from statistics import NormalDist
 from typing import Annotated, Literal
 
@@ -45,8 +46,11 @@ class Lognormal(Block):
         return self
 
     def quantile(self, share: float) -> float:
-        sigma = math.log(self.p90 / self.median) / _Z90 if self.p90 is not None else self.sigma or 0.0
-        return self.median * math.exp(sigma * _NORMAL.inv_cdf(share))
+        return self.median * math.exp(self._width * _NORMAL.inv_cdf(share))
+
+    @cached_property
+    def _width(self) -> float:
+        return math.log(self.p90 / self.median) / _Z90 if self.p90 is not None else self.sigma or 0.0
 
 
 class Empirical(Block):
@@ -85,5 +89,6 @@ def share_of(seed: int, name: str, key: object) -> float:
 
 def drawn(distribution: Distribution, seed: int, name: str, key: object) -> list[float]:
     """The draw of this key: one value, or one for each part of a chain."""
-    parts = distribution.parts if isinstance(distribution, Chain) else [distribution]
-    return [part.quantile(share_of(seed, f"{name}/{place}", key)) for place, part in enumerate(parts)]
+    if not isinstance(distribution, Chain):
+        return [distribution.quantile(share_of(seed, f"{name}/0", key))]
+    return [part.quantile(share_of(seed, f"{name}/{place}", key)) for place, part in enumerate(distribution.parts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -109,8 +109,6 @@ class Roofed(EngineCost):
     position_s: float = 0.0  # reading one position's keys and values
     token_s: float = 0.0  # the operations of one token
     overhead_s: float = 0.0
-
-    reads_cache: ClassVar[bool] = True
 
     def step(self, running: int, held: float) -> float:
         return max(self.weight_s + self.position_s * held, self.token_s * running) + self.overhead_s
