@@ -106,11 +106,46 @@ def test_what_ray_says_is_kept_and_becomes_the_cause(run: Run, reconciler: Recon
 
 def test_a_job_that_ray_takes_after_a_cancel_is_stopped(run: Run, ray: dict[str, Any]) -> None:
     attempt = run.attempts.get()
-    ray["meanwhile"] = lambda: stopping.settle_cancelled(run, "test", "it was cancelled while Ray was asked")
+    ray["meanwhile"] = lambda: stopping.settle_cancelled(run, stopping.newest_attempt(run), "test", "it was cancelled while Ray was asked")
     launcher.launch_attempt(attempt.public_id)
     run.refresh_from_db()
     assert run.state == RunState.CANCELLED
     assert ray["stopped"] == [f"/api/jobs/run-{run.public_id}-1/stop"]
+
+
+@pytest.mark.parametrize("when", ["before it is stopped", "while it is stopped"])
+def test_a_run_that_is_resumed_while_its_cancel_is_carried_out_goes_on(
+    run: Run, reconciler: Reconciler, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its driver has complied after all, late: the cancel was of the first attempt, and the second one is nobody's to end."""
+
+    def resumed(*given: Any, **named: Any) -> Any:
+        lifecycle.attempt_finished(run.attempts.get(number=1), "cancelled", cause="as it was asked")
+        services.resume_run(run, None)
+        return remains.Remains((), ())
+
+    lifecycle.transition(run, RunState.LAUNCHING)
+    lifecycle.attempt_started(run.attempts.get())
+    services.cancel_run(run, None)
+    age(run, timedelta(seconds=16))
+    if when == "before it is stopped":
+        monkeypatch.setattr(reconciler, "_guard", resumed)
+    else:
+        monkeypatch.setattr(stopping, "stop_everything", resumed)
+    reconciler._force_cancel(run)
+    run.refresh_from_db()
+    assert (run.state, run.attempts.get(number=2).state) == (RunState.QUEUED, AttemptState.PENDING)
+
+
+def test_a_cancel_that_is_carried_out_ends_run_and_attempt(run: Run, reconciler: Reconciler, ray: dict[str, Any]) -> None:
+    lifecycle.transition(run, RunState.LAUNCHING)
+    lifecycle.attempt_started(run.attempts.get())
+    services.cancel_run(run, None)
+    age(run, timedelta(seconds=16))
+    reconciler.once()
+    run.refresh_from_db()
+    assert (run.state, run.attempts.get().state) == (RunState.CANCELLED, AttemptState.CANCELLED)
+    assert "did not stop by itself" in run.outcome_cause["message"]
 
 
 def test_a_job_that_was_never_submitted_is_not_lost(run: Run, reconciler: Reconciler, ray: dict[str, Any]) -> None:

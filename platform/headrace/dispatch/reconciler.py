@@ -133,8 +133,13 @@ class Reconciler:
     def _force_cancel(self, run: Run) -> None:
         """Its spool is shipped afterwards, as any that was left behind: nothing here waits for it."""
         self._guard()
+        attempt = stopping.newest_attempt(run)
+        run.refresh_from_db()
+        if run.state != RunState.STOPPING:  # it has ended by itself, and may have been resumed
+            return
         left = stopping.stop_everything(run.public_id, job_wait_s=0.3, grace_s=0.5)
-        stopping.settle_cancelled(run, ACTOR, "it did not stop by itself within 8 s and was ended; the last complete checkpoint stands")
+        cause = "it did not stop by itself within 8 s and was ended; the last complete checkpoint stands"
+        stopping.settle_cancelled(run, attempt, ACTOR, cause)
         if left:
             log.error("run %s left something behind: %s", run.public_id, left)
 

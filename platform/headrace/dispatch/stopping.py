@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from django.db import transaction
+
 from headrace.dispatch import remains
 from headrace.dispatch.launcher import jobs_of
 from headrace.dispatch.ray_jobs import ABSENT, TERMINAL, RayUnreachable
@@ -55,14 +57,20 @@ def _stop_job(attempt: Attempt, wait_s: float) -> None:
         log.warning("stop of run %s: %s", attempt.run.public_id, error)
 
 
-def settle_cancelled(run: Run, actor: str, cause: str) -> None:
-    """Called after `stop_everything`: the run and its last attempt are over, as cancelled."""
-    attempt = Attempt.unscoped.filter(run=run).order_by("-fence").first()
-    if attempt is not None and not attempt.is_over:
-        lifecycle.attempt_finished(attempt, "cancelled", cause=cause, actor=actor)
+def newest_attempt(run: Run) -> Attempt | None:
+    return Attempt.unscoped.filter(run=run).order_by("-fence").first()
+
+
+def settle_cancelled(run: Run, attempt: Attempt | None, actor: str, cause: str) -> None:
+    """Called after `stop_everything`: the run and the attempt that was its newest before are over, as cancelled. Stopping takes seconds: a
+    run that has been resumed meanwhile, because that attempt had ended by itself, goes on."""
+    with transaction.atomic():
+        if attempt is not None:
+            lifecycle.attempt_finished(attempt, "cancelled", cause=cause, actor=actor)
+        locked = Run.unscoped.select_for_update(of=("self",)).get(pk=run.pk)
+        if not locked.is_over and newest_attempt(locked) == attempt:
+            lifecycle.transition(locked, RunState.CANCELLED, cause=cause, actor=actor, attempt=attempt)
     run.refresh_from_db()
-    if not run.is_over:
-        lifecycle.transition(run, RunState.CANCELLED, cause=cause, actor=actor, attempt=attempt)
 
 
 def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: True, actor: str = "supervisor") -> list[str]:
@@ -77,11 +85,12 @@ def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: T
         cancel_run(run, None)  # the wish rides to the driver on the next ingest reply
     deadline = time.monotonic() + grace_s
     ids = [run.pk for run in runs]
+    attempts = {run.pk: newest_attempt(run) for run in runs}
     while active.filter(pk__in=ids).exists() and time.monotonic() < deadline and patience():
         time.sleep(0.1)
     if runs:
         with ThreadPoolExecutor(max_workers=min(8, len(runs))) as pool:
             list(pool.map(lambda run: stop_everything(run.public_id, job_wait_s=1.0), runs))
     for run in active.filter(pk__in=ids):
-        settle_cancelled(run, actor, "the server was stopped; the last complete checkpoint stands")
+        settle_cancelled(run, attempts[run.pk], actor, "the server was stopped; the last complete checkpoint stands")
     return [run.public_id for run in runs]
