@@ -90,22 +90,33 @@ def test_a_killed_driver_takes_vllm_with_it(started: Started) -> None:
 
 
 @pytest.mark.parametrize("started", ["ray"], indirect=True)
-def test_vllm_in_a_ray_actor_trains_dies_with_the_driver_and_goes_on(started: Started) -> None:
+def test_vllm_in_a_ray_actor_trains_and_dies_with_the_driver(started: Started) -> None:
     commands = started.kill_in_the_middle()
     assert {"raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= {Path(words[0].strip()).name for words in commands if words}
     cluster = next(words[-1] for words in commands if "workers.cluster.cleaner" in words)
     assert not Path(cluster).exists()
+    assert_of_one_policy(started.out)
 
+
+@pytest.mark.full  # vLLM starts twice
+@pytest.mark.parametrize("started", ["ray"], indirect=True)
+def test_a_run_with_vllm_goes_on_from_its_checkpoint(started: Started) -> None:
+    started.kill_in_the_middle()
     out = started.out
     step = events(out, "checkpoint")[-1]["step"]
     subprocess.run(command("resume", out, "--set", f"budget.steps={step + 2}", "--quiet"), check=True, timeout=START_S)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["outcome"], summary["steps"]) == ("succeeded", step + 2)
     assert summary["sync"]["count"] >= 2 and summary["sync"]["bytes"] > 0
+    assert_of_one_policy(out)
+
+
+def assert_of_one_policy(out: Path) -> None:
+    """Tokens of the trained version itself: trainer and vLLM compute the same in float32."""
     gaps = [
         abs(mine - theirs)
         for sample in events(out, "sample")
         if sample["outcome"] == "trained"
         for mine, theirs in zip(sample["tokens"]["trainer_logprobs"], sample["tokens"]["logprobs"], strict=True)
     ]
-    assert min(gaps) < 1e-4  # tokens of the trained version itself: both sides compute the same in float32
+    assert min(gaps) < 1e-4
