@@ -201,7 +201,7 @@ async def test_a_delta_on_another_base_or_with_cut_bytes_is_refused(start: Start
 
 
 async def test_an_adapter_that_arrives_damaged_never_serves(folder: Path, tmp_path: Path) -> None:
-    """Also where its layout is known, and it is put in its places while it is still being hashed."""
+    """Also where its layout is known, and it takes the short way on both sides."""
     blocks = {**BLOCKS, "model": {"path": str(folder), "dtype": "float32"}, "transport": {"kind": "shared_memory"}}
     config = RunConfig.model_validate(blocks)
     sender, receiver = (SharedMemoryTransport(Link("damagedrun00", tmp_path, name, config.transport)) for name in ("trainer", NAME))
