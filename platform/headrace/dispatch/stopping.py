@@ -62,8 +62,8 @@ def newest_attempt(run: Run) -> Attempt | None:
 
 
 def settle_cancelled(run: Run, attempt: Attempt | None, actor: str, cause: str) -> None:
-    """Called after `stop_everything`: the run and the attempt that was its newest before are over, as cancelled. Stopping takes seconds: a
-    run that has been resumed meanwhile, because that attempt had ended by itself, goes on."""
+    """Called after `stop_everything`: the run and the attempt that was stopped are over, as cancelled. Stopping takes seconds: a run that
+    has been resumed meanwhile, because that attempt had ended by itself, goes on."""
     with transaction.atomic():
         if attempt is not None:
             lifecycle.attempt_finished(attempt, "cancelled", cause=cause, actor=actor)
@@ -85,12 +85,11 @@ def stop_active_runs(*, grace_s: float, patience: Callable[[], bool] = lambda: T
         cancel_run(run, None)  # the wish rides to the driver on the next ingest reply
     deadline = time.monotonic() + grace_s
     ids = [run.pk for run in runs]
-    attempts = {run.pk: newest_attempt(run) for run in runs}
     while active.filter(pk__in=ids).exists() and time.monotonic() < deadline and patience():
         time.sleep(0.1)
     if runs:
         with ThreadPoolExecutor(max_workers=min(8, len(runs))) as pool:
             list(pool.map(lambda run: stop_everything(run.public_id, job_wait_s=1.0), runs))
     for run in active.filter(pk__in=ids):
-        settle_cancelled(run, attempts[run.pk], actor, "the server was stopped; the last complete checkpoint stands")
+        settle_cancelled(run, newest_attempt(run), actor, "the server was stopped; the last complete checkpoint stands")
     return [run.public_id for run in runs]
