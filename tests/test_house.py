@@ -34,6 +34,7 @@ LEVELS: dict[str, int] = {
             "pipeline",
             "pool",
             "loads",
+            "recall",
             "progress",
             "told",
             "fates",

@@ -29,11 +29,12 @@ class Gather:
         self._moved = moved
         self._refuse = refuse
         self._recycle = recycle
-        self._holed = asyncio.Event()
+        self._holed = asyncio.get_running_loop().create_future()
 
     def hole(self) -> None:
         """Called when a place of the next batch has become one that stays empty: what is gathered may be a batch now."""
-        self._holed.set()
+        if not self._holed.done():
+            self._holed.set_result(None)
 
     async def batch(self) -> list[Group]:
         """Takes admitted groups until they make a batch; what the staleness policy refuses is counted.
@@ -60,12 +61,14 @@ class Gather:
     def _fresh(self, group: Group) -> bool:
         """Whether the group is trained now. What is too old is dropped or generated again: the group, or its samples one by one."""
         parts = self.parts
-        single = parts.config.buffer.unit == "sample"
-        pieces = [replace(group, samples=[sample]) for sample in group.samples] if single else [group]
-        fates = [parts.staleness.judge(piece, parts.progress.version) for piece in pieces]
-        old, kept = _samples(pieces, fates, young=False), _samples(pieces, fates, young=True)
-        if not old:
+        fates = [parts.staleness.judge(group, parts.progress.version)]
+        if fates == ["train"]:  # a group is as old as its oldest sample
             return True
+        pieces = [group]
+        if parts.config.buffer.unit == "sample":
+            pieces = [replace(group, samples=[sample]) for sample in group.samples]
+            fates = [parts.staleness.judge(piece, parts.progress.version) for piece in pieces]
+        old, kept = _samples(pieces, fates, young=False), _samples(pieces, fates, young=True)
         if "recycle" in fates:
             parts.samples.recycle(len(group.samples))
             parts.samples.effects["recycled"] += len(old)
@@ -87,19 +90,17 @@ class Gather:
 
     async def _take(self) -> Group | None:
         """The next group of the buffer. None when a stop or a pause was requested first, or what is gathered became a batch without it."""
-        taking, holed = asyncio.create_task(self.parts.buffer.take()), asyncio.create_task(self._holed.wait())
+        taking = asyncio.create_task(self.parts.buffer.take())
         try:
             while not taking.done():
-                await asyncio.wait({taking, holed}, timeout=self.parts.pulse_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((taking, self._holed), timeout=self.parts.pulse_s, return_when=asyncio.FIRST_COMPLETED)
                 if not taking.done() and (self._whole() or self._leave()):
                     return None
-                if holed.done():
-                    self._holed.clear()
-                    holed = asyncio.create_task(self._holed.wait())
+                if self._holed.done():
+                    self._holed = asyncio.get_running_loop().create_future()
             return taking.result()
         finally:
             taking.cancel()
-            holed.cancel()
 
 
 def _samples(pieces: Sequence[Group], fates: Sequence[str], *, young: bool) -> list[Sample]:

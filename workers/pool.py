@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from workers.axes.orchestration.wire import copy_of
 from workers.contract.errors import EngineError
 from workers.ledger import TimeLedger
 from workers.loads import Loads
+from workers.recall import Call
 from workers.records import EngineStatus, FinishReason, Manifest, Rollout, SampleRequest, UpdateReport
 from workers.rollout.base import Generator
 
@@ -48,13 +50,14 @@ class Pool:
         self._route = route
         self._deadline_s = deadline_s
         self._down: dict[str, EngineError] = {}
-        self._calls: dict[str, set[asyncio.Timeout]] = {name: set() for name in engines}
+        self._calls: dict[str, set[Call]] = {name: set() for name in engines}
         self._last_loss: EngineError | None = None
         self._loads = Loads(engines)  # of both purposes
         self._train: dict[str, int] = defaultdict(int)
         self._evaluation: dict[str, int] = defaultdict(int)
         self._loose = dict.fromkeys(engines)  # engines whose cause hangs on why dispatch is blocked: idle, or under half full
-        self._standing: dict[str, tuple[object, ...]] = {}  # by engine: what its cause hangs on, as it was last told
+        half = math.ceil(slots / 2)
+        self._turns = {0, 1, half - 1, half}  # of an engine's samples of one purpose: where its cause may change as one comes or goes
         self._blocked: Blocked | None = None
         self._held = False
 
@@ -78,9 +81,8 @@ class Pool:
         self._loose.pop(name, None)
         self._loads.leave(name)
         self._down[name] = error
-        for scope in self._calls.pop(name, set()):
-            if not scope.expired():
-                scope.reschedule(asyncio.get_running_loop().time())
+        for call in list(self._calls.pop(name, ())):
+            call.take_back()
         if self._on_lost is not None:
             self._on_lost(name, error)
         if not self.engines:
@@ -183,20 +185,21 @@ class Pool:
     async def _until_down(self, name: str, call: Awaitable[T], patience_s: float | None = None) -> T:
         """A call's result. Raises EngineError as soon as its engine is lost: a process that hangs never answers. Raises TimeoutError
         after `patience_s`, where that is given. In both cases the call is taken back."""
-        scope = asyncio.timeout(0 if name in self._down else patience_s)
-        calls = self._calls.setdefault(name, set())
-        calls.add(scope)
+        patience = None if patience_s is None else asyncio.timeout(patience_s)
         try:
-            async with scope:
-                return await call
+            with Call(self._calls.setdefault(name, set())) as taken:
+                if name in self._down:
+                    taken.take_back()
+                if patience is None:
+                    return await call
+                async with patience:
+                    return await call
         except Exception:
             if name in self._down:
                 raise copy_of(self._down[name]) from None
-            if scope.expired():  # whatever taking it back raised
+            if patience is not None and patience.expired():  # whatever taking it back raised
                 raise TimeoutError from None
             raise
-        finally:
-            calls.discard(scope)
 
     async def _generate_on(self, name: str, request: SampleRequest) -> Rollout:
         counter = self._evaluation if request.purpose == "evaluation" else self._train
@@ -210,7 +213,8 @@ class Pool:
         counter[name] += change
         if name in self.engines:
             self._loads.change(name, change)
-            self._retime(name)
+            if counter[name] in self._turns:
+                self._retime(name)
 
     def _choose(self, request: SampleRequest, avoid: set[str]) -> str:
         names = [name for name in self.engines if name not in avoid] if avoid else self.engines
@@ -233,11 +237,6 @@ class Pool:
         """What this engine's time is charged to from now on."""
         training = self._train[name]
         under_half = training < self._slots_each / 2
-        # Most samples change nothing of this.
-        standing = (bool(training), under_half, self._evaluation[name] > 0, self._held, self._blocked)
-        if self._standing.get(name) == standing:
-            return
-        self._standing[name] = standing
         if under_half:
             self._loose[name] = None
         else:

@@ -52,7 +52,7 @@ class Running:
         ended = []
         while self._by_end and self._by_end[0][0] <= self._drawn:
             ended.append(heappop(self._by_end))
-        return self._leave(ended)
+        return self._leave(ended) if ended else []
 
     def take(self, wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         """Takes out those that are wanted."""
