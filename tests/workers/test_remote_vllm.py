@@ -190,6 +190,8 @@ async def test_a_real_server_obeys_the_door(server: tuple[str, str], folder: Pat
         await asyncio.to_thread(engine, address, folder, tmp_path, "off", "full")
 
 
+# That whole weights arrive, and serve, is seen above in every suite.
+@pytest.mark.parametrize("server", ["adapter", pytest.param("full", marks=pytest.mark.full)], indirect=True)
 def test_a_run_trains_on_it(server: tuple[str, str], folder: Path, tmp_path: Path) -> None:
     """Through the driver. The server still holds what the test before gave it: version 0 is the model's own all the same."""
     payload, address = server

@@ -14,27 +14,50 @@ from workers.contract.errors import EnvironmentMissing
 from workers.driver import Driver
 from workers.rollout.vllm import install
 
-CHILD = "import time; from workers.rollout.vllm import guard; guard.watch(); print('ready', flush=True); time.sleep(60)"
+# What would remove the shared memory in their stead is not told of it: Ray kills that, too.
+CHILD = """
+import sys, time
+from _multiprocessing import SemLock
+from multiprocessing import get_context, resource_tracker, shared_memory
+from workers.rollout.vllm import guard
+guard.watch()
+segment = shared_memory.SharedMemory(sys.argv[1])
+resource_tracker.unregister(segment._name, "shared_memory")
+lock = SemLock._rebuild(0, 1, 1, sys.argv[2])
+own = get_context("spawn").Lock()
+resource_tracker.unregister(own._semlock.name, "semaphore")
+print(*sorted(item.name for item in guard.shared()), flush=True)
+time.sleep(60)
+"""
 PARENT = f"""
 import os, subprocess, sys, time
+from multiprocessing import get_context, resource_tracker, shared_memory
 from workers.rollout.vllm.guard import PARENT
-child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], env={{**os.environ, PARENT: str(os.getpid())}}, stdout=subprocess.PIPE)
-child.stdout.readline()
-print(child.pid, flush=True)
+segment = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(segment._name, "shared_memory")
+lock = get_context("spawn").Lock()
+resource_tracker.unregister(lock._semlock.name, "semaphore")
+environment = {{**os.environ, PARENT: str(os.getpid())}}
+command = [sys.executable, "-c", {CHILD!r}, segment.name, lock._semlock.name]
+child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline(), flush=True)
 time.sleep(60)
 """
 
 
-def test_a_guarded_process_dies_with_the_engine_that_started_it() -> None:
+def test_a_guarded_process_dies_with_the_engine_that_started_it_and_leaves_no_shared_memory() -> None:
     """SIGKILL, which no handler of the engine's sees."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
+    pid, *names = parent.stdout.readline().split()
+    child, files = psutil.Process(int(pid)), [Path("/dev/shm") / name for name in names]
     assert child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    assert [name[:3] for name in names] == ["psm", "sem", "sem"] and all(file.exists() for file in files)
     parent.kill()
     parent.wait()
     _, alive = psutil.wait_procs([child], timeout=5)
     assert not alive
+    assert not [file for file in files if file.exists()]
 
 
 def test_a_missing_vllm_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

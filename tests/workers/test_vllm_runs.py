@@ -40,6 +40,7 @@ class Started:
         processes = psutil.Process(self.driver.pid).children(recursive=True)
         run_id = next(process.environ()["HEADRACE_RUN_ID"] for process in processes)
         commands = [process.cmdline() for process in processes]
+        shared = [Path(mapped.path) for process in processes for mapped in process.memory_maps() if mapped.path.startswith("/dev/shm/psm_")]
         self.driver.kill()
         self.driver.wait()
         limit = time.monotonic() + GONE_S
@@ -52,6 +53,7 @@ class Started:
                 process.kill()
             sweep(run_id, whole_run=True)
         assert len([words for words in commands if SPAWNED in " ".join(words)]) == 2, "vLLM's core and its worker"
+        assert shared and not [item for item in shared if item.exists()]
         return commands
 
 

@@ -1,4 +1,4 @@
-"""vLLM's processes die with the engine that started them, whatever ends it: each watches that process by a pidfd."""
+"""vLLM's processes die with the engine that started them, whatever ends it, and leave no shared memory: each watches it by a pidfd."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+from pathlib import Path
 
 PARENT = "HEADRACE_VLLM_PARENT"  # set by the engine around the start; its children and theirs inherit it
 
@@ -33,4 +34,17 @@ def _wait(handle: int) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)  # readable once the process has ended
     poll.poll()
-    os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for item in shared():
+            item.unlink(missing_ok=True)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shared() -> list[Path]:
+    """Shared memory and semaphores that this process has mapped, of those that multiprocessing names. What it keeps to remove them
+    after a crash is a process of its own, which Ray kills with its actor. A semaphore is mapped under another name by who made it."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {int(line.split(maxsplit=5)[4]) for line in lines if "/dev/shm/" in line}
+    files = os.scandir("/dev/shm")
+    return [Path(file.path) for file in files if file.name.startswith(("psm_", "sem.mp-")) and file.inode() in mapped]
