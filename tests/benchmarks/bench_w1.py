@@ -35,6 +35,7 @@ from workers.spool import read_spool
 SAMPLES = 64  # a step
 # W1 has neither evaluations nor checkpoints; the rest of it is the demo's preset.
 W1 = ("evaluation.every_steps=0", "evaluation.at_start=false", "checkpoint.every_steps=0", "orchestration.kind=asyncio")
+SYSTEM = "Answer with the number only."  # asked of both: another wording makes another job, which is learned at another pace
 IN_TURN = ("staleness.max_lag=0", 'staleness.depth_bound={"value": 1, "unit": "batches"}')
 Stretch = tuple[float, float]
 
@@ -51,7 +52,7 @@ def headrace(out: Path, steps: int, seed: int, sets: list[str]) -> dict[str, Any
     """Runs W1 and returns what trl_w1.py returns, with overlap and lag. Raises CalledProcessError where the run failed."""
     # One of the questions is held out, for an evaluation that is not made.
     asked = (f"environment.dataset={questions(out.parent, seed)}", 'environment.options={"held_out_share": 0.001}')
-    chosen = [*W1, *asked, f"budget.steps={steps}", f"seed={seed}", *sets]
+    chosen = [*W1, *asked, f"environment.system_prompt={SYSTEM}", f"budget.steps={steps}", f"seed={seed}", *sets]
     command = [sys.executable, "-m", "workers", "run", "--preset", "demo", "--quiet", "--out", str(out)]
     with watched([*command, *(part for item in chosen for part in ("--set", item))]) as peaks:
         pass
@@ -101,7 +102,7 @@ def trl(python: str, folder: Path, steps: int, seed: int, threads: int = 2) -> d
     """Runs W1 on TRL. Raises CalledProcessError where that failed."""
     script = Path(__file__).with_name("trl_w1.py")
     model = models.locate("smollm2-135m-instruct")
-    command = [python, str(script), str(model), str(questions(folder, seed)), str(steps), str(seed), str(threads)]
+    command = [python, str(script), str(model), str(questions(folder, seed)), str(steps), str(seed), str(threads), SYSTEM]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result

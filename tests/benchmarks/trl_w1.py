@@ -1,6 +1,6 @@
 """The job W1 on TRL's synchronous GRPOTrainer. Run by bench_w1, with a Python that has TRL; prints one JSON line last.
 
-    python tests/benchmarks/trl_w1.py MODEL_FOLDER QUESTIONS STEPS SEED THREADS
+    python tests/benchmarks/trl_w1.py MODEL_FOLDER QUESTIONS STEPS SEED THREADS SYSTEM_PROMPT
 
 W1: SmolLM2-135M-Instruct in bfloat16, LoRA rank 16 on every linear layer, chain_sum of two one-digit terms (a JSONL file), 8 prompts x 8
 completions a step, at most 24 new tokens, temperature 1, no KL, learning rate 2e-4, token-mean loss, AdamW without decay.
@@ -24,8 +24,6 @@ from datasets import Dataset  # noqa: E402
 from peft import LoraConfig  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 
-SYSTEM = "Answer with the number only."
-
 
 class Clock(TrainerCallback):
     """When training began, and when each step ended."""
@@ -47,12 +45,12 @@ def rewards(completions: list[Any], answer: list[str], **others: Any) -> list[fl
 
 
 def main() -> None:
-    folder, questions, steps, seed, threads = *sys.argv[1:3], *map(int, sys.argv[3:6])
+    folder, questions, steps, seed, threads, system = *sys.argv[1:3], *map(int, sys.argv[3:6]), sys.argv[6]
     torch.set_num_threads(threads)
     with open(questions, encoding="utf-8") as file:
         tasks = [json.loads(line) for line in file]
     rows = [
-        {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["prompt"]}], "answer": task["answer"]}
+        {"prompt": [{"role": "system", "content": system}, {"role": "user", "content": task["prompt"]}], "answer": task["answer"]}
         for task in tasks
     ]
     settings = trl.GRPOConfig(

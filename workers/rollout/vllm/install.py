@@ -41,9 +41,7 @@ def install(gpu: bool | None = None) -> Path:
     Without dependencies: vLLM declares older versions of transformers and numpy than Headrace is tested with, and works with these.
     """
     chosen = requirements(has_gpu() if gpu is None else gpu)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    # Most of it is never imported here: what is, is compiled then.
-    command = [*pip, "install", "-q", "--no-compile", "--no-deps", "-r", str(chosen)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps", "-r", str(chosen)]
     if subprocess.run(command, check=False).returncode != 0:
         raise EnvironmentMissing(
             "vLLM could not be installed; pip's words stand above",
