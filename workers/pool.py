@@ -189,7 +189,7 @@ class Pool:
         try:
             with Call(self._calls.setdefault(name, set())) as taken:
                 if name in self._down:
-                    taken.take_back()
+                    asyncio.get_running_loop().call_soon(taken.take_back)
                 if patience is None:
                     return await call
                 async with patience:

@@ -13,7 +13,7 @@ class TakenBackError(Exception):
 class Call:
     """What its task awaits while this is entered, and `among` the others of its kind meanwhile. Taken back, it raises TakenBackError.
 
-    It is to a task what `asyncio.timeout` is, without a deadline and at a third of the cost: a cancellation from elsewhere stays one.
+    It is to a task what `asyncio.timeout` is, without a deadline and at less than half the cost: a cancellation from elsewhere stays one.
     """
 
     def __init__(self, among: set[Call]) -> None:
@@ -29,8 +29,10 @@ class Call:
         return self
 
     def take_back(self) -> None:
-        self._taken = True
-        self._task.cancel()
+        """Called from outside its task. Nothing happens once the call is over."""
+        if self in self._among:
+            self._taken = True
+            self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self._among.discard(self)

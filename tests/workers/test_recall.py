@@ -33,8 +33,11 @@ def test_every_call_under_way_is_taken_back_and_no_later_one() -> None:
             assert task.cancelling() == 0  # so that its own caller's timeout still works
         assert early.cancelled() and not among
         third = await begun(among, answer := loop.create_future())
+        (call,) = among
         answer.set_result("yes")
         assert await third == "yes"
+        call.take_back()  # too late
+        assert third.cancelling() == 0
 
     asyncio.run(main())
 
